@@ -60,8 +60,8 @@ def definition(logits: Tensor) -> Tensor:
 def few_cells(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the logits of some rows, or compute them again for each block, and of one row at a time."""
     if request.param == "again":
-        monkeypatch.setattr(stick_breaking, "_CELLS", 1)
-        monkeypatch.setattr(stick_breaking, "_WIDTH", 3)
+        monkeypatch.setattr(stick_breaking, "_MOST_KEPT_LOGITS", 1)
+        monkeypatch.setattr(stick_breaking, "_KEYS_AT_ONCE", 3)
 
 
 @pytest.mark.usefixtures("few_cells")

@@ -420,7 +420,7 @@ STATISTICS: dict[str, tuple[stats.Statistic, Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("kind", ["ssd", "gla", "gated delta", "kda, resets", "pair"])
 def test_statistics_and_their_gradients(kind: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if small:
-        monkeypatch.setattr(sweep, "_PLAN", attlas.Plan(rows=17, columns=13))
+        monkeypatch.setattr(sweep, "_DEFAULT_PLAN", attlas.Plan(rows=17, columns=13))
         monkeypatch.setattr(tokens, "CHUNK", 4)
         monkeypatch.setattr(tokens, "TURNING_CHUNK", 2)
     given = arguments(kind, N)

@@ -18,7 +18,7 @@ from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, Matrix, Operation, lazy_method, operation
 from attlas.matrix.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape
 
-_SETTINGS = int | float | str | torch.dtype | None
+_ConstantArgument = int | float | str | torch.dtype | None
 
 
 # What computes each cell of its result from the same cell of its arguments; operators without their underscores.
@@ -41,7 +41,7 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     leaves = tree_leaves((args, kwargs))
     matrices = {id(matrix): matrix for matrix in (x.source for x in leaves if isinstance(x, LazyTensor))}
     matrix = next(iter(matrices.values()), None)
-    supported = all(isinstance(x, LazyTensor | Tensor | _SETTINGS) for x in leaves)
+    supported = all(isinstance(x, LazyTensor | Tensor | _ConstantArgument) for x in leaves)
     if matrix is None or len(matrices) > 1 or not supported or "out" in kwargs:
         return NotImplemented
     plain_tensors = [x for x in leaves if isinstance(x, Tensor)]
@@ -152,9 +152,9 @@ class Cellwise(LazyTensor):
 
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
-        return self._with(self.f, constant=True)
+        return self._with_function(self.f, constant=True)
 
-    def _with(self, f: Callable[..., Tensor], constant: bool) -> Cellwise:
+    def _with_function(self, f: Callable[..., Tensor], constant: bool) -> Cellwise:
         """Return another function of the same cells and tensors."""
         self.check_unchanged()
         return Cellwise(self.matrix, f, self.tensors, constant)
@@ -224,9 +224,9 @@ class Cellwise(LazyTensor):
     def any(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether any cell along the axes is true."""
         # A sum of True counts them.
-        return self._with(lambda *cells: self.f(*cells).bool(), constant=True).sum(dim, keepdim) > 0
+        return self._with_function(lambda *cells: self.f(*cells).bool(), constant=True).sum(dim, keepdim) > 0
 
     @lazy_method
     def all(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether all cells along the axes are true."""
-        return ~self._with(lambda *cells: ~self.f(*cells).bool(), constant=True).any(dim, keepdim)
+        return ~self._with_function(lambda *cells: ~self.f(*cells).bool(), constant=True).any(dim, keepdim)

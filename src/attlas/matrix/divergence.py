@@ -88,7 +88,7 @@ def divergence(
     >>> loss.shape, bool((loss > -1e-5).all()), loss.requires_grad  # 0 but for rounding in the first row
     (torch.Size([2, 50]), True, True)
     """
-    mean = _checked(A, B, kind, heads)
+    mean = _averages_heads(A, B, kind, heads)
     for matrix in (A, B):
         matrix.weights.check_unchanged()
     problems = A.problem, B.problem
@@ -96,7 +96,7 @@ def divergence(
         return _of_dense(A, B, kind, mean)
     if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
         return quick
-    large = _large(A, B)
+    large = _have_large_lse(A, B)
     rows = _RowDivergence(A, B, kind, mean, large, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.weights.needs_graph:
@@ -116,7 +116,7 @@ def _lse_of(A: AttentionMatrix) -> Tensor:
     return A.softmax_weights.lse()
 
 
-def _large(A: AttentionMatrix, B: AttentionMatrix) -> Large:
+def _have_large_lse(A: AttentionMatrix, B: AttentionMatrix) -> Large:
     """Return whether the log-sum-exps of each matrix are large, with one wait for both; None on the CPU.
 
     There each tile is asked.
@@ -127,7 +127,7 @@ def _large(A: AttentionMatrix, B: AttentionMatrix) -> Large:
     return (largest > LARGE).tolist()
 
 
-def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
+def _averages_heads(A: Any, B: Any, distance: Any, heads: Any) -> bool:
     """Return whether heads are averaged (heads='mean'); raise an error for arguments that do not fit."""
     for name, matrix in (("A", A), ("B", B)):
         if not isinstance(matrix, AttentionMatrix):
@@ -192,14 +192,14 @@ def _sees_all_of(first: Problem, second: Problem) -> bool:
 
 
 @dataclass(frozen=True)
-class _Cells:
+class _CellWeights:
     """Weights and their logarithms of some cells; of one head, or the mean of all."""
 
     weights: Tensor
     logs: Tensor
 
 
-def _value(distance: str, p: _Cells, q: _Cells) -> Tensor:
+def _cell_distance(distance: str, p: _CellWeights, q: _CellWeights) -> Tensor:
     """Return the contribution of each cell to the distance of its row."""
     if distance == "squared":
         return (p.weights - q.weights).square()
@@ -210,8 +210,8 @@ def _value(distance: str, p: _Cells, q: _Cells) -> Tensor:
     return torch.where(p.weights > 0, p.weights * torch.where(p.weights > 0, logs, 0.0), 0.0)
 
 
-def _derivative(distance: str, p: _Cells, q: _Cells, *, by_q: bool) -> Tensor:
-    """Return the derivative of what each cell adds to its row (`_value`) by its weight in p; with `by_q`, in q.
+def _cell_distance_derivative(distance: str, p: _CellWeights, q: _CellWeights, *, by_q: bool) -> Tensor:
+    """Return the derivative of what each cell adds to its row (`_cell_distance`) by its weight in p; with `by_q`, in q.
 
     That of "squared_logits" is by the logit and not by the weight.
     """
@@ -253,7 +253,7 @@ class _RowDivergence(stats.Statistic):
             rule = "a divergence that is computed in tiles has no second derivative."
             fix = "the formula on A.to_dense() and B.to_dense()."
             raise GradientError(rule, "create_graph=True", fix, where="divergence()")
-        carry[at.place] += _value(self.distance, *self._pair(part)).sum(dim=-1)
+        carry[at.place] += _cell_distance(self.distance, *self._cells_of_both(part)).sum(dim=-1)
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -264,9 +264,13 @@ class _RowDivergence(stats.Statistic):
 
         def of_tile(part: Part) -> Tensor:
             """Return the gradient in the logits, or in the weights, of the cells of a part."""
-            p, q = self._pair(part)
+            p, q = self._cells_of_both(part)
             slope = grad[part.at.place].unsqueeze(-1)
-            return -p.weights * slope if by_logits else _derivative(self.distance, p, q, by_q=self.swapped) * slope
+            return (
+                -p.weights * slope
+                if by_logits
+                else _cell_distance_derivative(self.distance, p, q, by_q=self.swapped) * slope
+            )
 
         # In the logits of B the derivative is q Σ p - p, which needs no division by q.
         by_logits = self.swapped and not self.mean and self.distance in ("kl", "cross_entropy")
@@ -275,22 +279,22 @@ class _RowDivergence(stats.Statistic):
             return CellGradient(lse=grad * mass, logits=(of_tile,))
         return CellGradient(logits=(of_tile,)) if self.of_logits else CellGradient(weights=(of_tile,))
 
-    def _pair(self, part: Part) -> tuple[_Cells, _Cells]:
+    def _cells_of_both(self, part: Part) -> tuple[_CellWeights, _CellWeights]:
         """Return the cells of A and of B at the place of a part.
 
         Those of the matrix that the part belongs to are its own, those of the other are computed anew.
         """
         at, heads = part.at, range(self.other.problem.shape[1])
-        own = _Cells(part.logits, part.logits) if self.of_logits else _Cells(part.weights, part.log_weights)
+        own = _CellWeights(part.logits, part.logits) if self.of_logits else _CellWeights(part.weights, part.log_weights)
         if self.mean and len(at.heads) == part.problem.shape[1]:
             weights = part.weights.mean(dim=1, keepdim=True)
-            own = _Cells(weights, weights.log())
+            own = _CellWeights(weights, weights.log())
         elif self.mean:
-            own = self._cells(0, at, range(part.problem.shape[1]))
-        other = self._cells(1, at, heads if self.mean else at.heads)
+            own = self._cells_of_matrix(0, at, range(part.problem.shape[1]))
+        other = self._cells_of_matrix(1, at, heads if self.mean else at.heads)
         return (other, own) if self.swapped else (own, other)
 
-    def _cells(self, number: int, at: Tile, heads: range) -> _Cells:
+    def _cells_of_matrix(self, number: int, at: Tile, heads: range) -> _CellWeights:
         """Return cells at the places of a tile of either matrix: of its own matrix (0) or of the other (1)."""
         matrix = (self.own, self.other)[number]
         large = self.large is not None and self.large[number] and not matrix.problem.partial
@@ -298,12 +302,12 @@ class _RowDivergence(stats.Statistic):
         place = matrix.problem.tile(at.batches, heads, at.rows, at.columns)
         logs = operations.cells(matrix.problem, place, matrix.plan, lse, "logits" if self.of_logits else "log weights")
         if self.of_logits:
-            return _Cells(logs, logs)
+            return _CellWeights(logs, logs)
         weights = logs.exp()
         if self.mean:
             weights = weights.mean(dim=1, keepdim=True)
             logs = weights.log()
-        return _Cells(weights, logs)
+        return _CellWeights(weights, logs)
 
 
 def _of_dense(A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool) -> Tensor:
@@ -315,5 +319,5 @@ def _of_dense(A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool)
         weights = weights.mean(dim=-3) if mean else weights
         # Where a weight is 0, the logarithm of another number keeps its gradient from being NaN.
         logs = torch.where(weights > 0, weights.where(weights > 0, 1.0).log(), -torch.inf)
-        cells.append(_Cells(weights, weights if of_logits else logs))
-    return _value(distance, *cells).sum(dim=-1)
+        cells.append(_CellWeights(weights, weights if of_logits else logs))
+    return _cell_distance(distance, *cells).sum(dim=-1)

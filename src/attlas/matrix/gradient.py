@@ -45,7 +45,7 @@ class WeightGradient:
         self._mark_whole_incomplete()
         self._products.append(product)
         if self.retained:
-            self._hook(*product)
+            self._keep_factors_in_backward(*product)
 
     def add_cells(self, rows: Tensor | range, columns: Tensor | range, weights: Tensor) -> None:
         """Note weights that were read with a graph, shape (batch, heads, len(rows), len(columns))."""
@@ -61,7 +61,7 @@ class WeightGradient:
         self._mark_whole_incomplete()
         self.missing = self.missing or reason
         if self.retained:
-            self._refuse()
+            self._raise_if_incomplete()
 
     def _mark_whole_incomplete(self) -> None:
         """Note in the gradient of the whole matrix that it lacks what is read of this part."""
@@ -71,11 +71,11 @@ class WeightGradient:
     def retain(self) -> None:
         """Keep what flows back from now on."""
         if self.missing:
-            self._refuse()
+            self._raise_if_incomplete()
         if not self.retained:
             self.retained = True
             for product in self._products:
-                self._hook(*product)
+                self._keep_factors_in_backward(*product)
 
     @property
     def is_known(self) -> bool:
@@ -92,7 +92,7 @@ class WeightGradient:
             out.permute(2, 3, 0, 1).index_put_((rows, columns), grad.permute(2, 3, 0, 1), accumulate=True)
         return out
 
-    def _hook(self, node: Any, output: int, right: Tensor, transposed: bool, keep: Keep) -> None:
+    def _keep_factors_in_backward(self, node: Any, output: int, right: Tensor, transposed: bool, keep: Keep) -> None:
         """Keep both factors of the gradient of a product when it flows back: `left` comes from the backward."""
 
         def store(grads: tuple[Tensor, ...]) -> None:
@@ -102,7 +102,7 @@ class WeightGradient:
         # When the backward comes to this operation, `store` gets the gradients in its outputs.
         node.register_prehook(store)
 
-    def _refuse(self) -> None:
+    def _raise_if_incomplete(self) -> None:
         """Raise a GradientError that names what was read and is missing in the gradient."""
         rule = "A.grad would lack what did not pass through the weights."
         fix = "call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense())."

@@ -35,7 +35,7 @@ from attlas.scores import Score
 from attlas.stats.largest import TopK
 from attlas.stats.spans import Span, place_span
 
-_PRINTED = 6  # rows, columns and heads up to which print() shows the weights
+_MOST_PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 
 
 class AttentionMatrix(LazyTensor):
@@ -197,7 +197,7 @@ class AttentionMatrix(LazyTensor):
 
     def __str__(self) -> str:
         try:
-            return shapes.as_written(self, _PRINTED)
+            return shapes.as_written(self, _MOST_PRINTED)
         except ModifiedError:  # reading is an error then, printing is not
             return repr(self)
 

@@ -36,7 +36,7 @@ active = False
 changing = False
 patched = False
 product: Product = unobserved_product
-_unheard: ContextVar[bool] = ContextVar("attlas_unheard", default=False)
+_is_unobserved: ContextVar[bool] = ContextVar("attlas_unheard", default=False)
 
 
 @contextmanager
@@ -45,14 +45,14 @@ def unheard() -> Iterator[None]:
 
     To hear a product is to record it. Inside of an attention that was heard, more products with its matrix may be made.
     """
-    before = _unheard.get()
-    _unheard.set(True)
+    before = _is_unobserved.get()
+    _is_unobserved.set(True)
     try:
         yield
     finally:
-        _unheard.set(before)
+        _is_unobserved.set(before)
 
 
 def is_unheard() -> bool:
     """Return whether this thread is in a block of `unheard`, so that recordings and interventions skip its products."""
-    return _unheard.get()
+    return _is_unobserved.get()

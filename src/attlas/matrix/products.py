@@ -13,7 +13,7 @@ from attlas.matrix.protocol import LazyTensor, operation, with_arguments
 
 
 @operation("bmm", "matmul", "mm", "mv")
-def _product(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _matmul(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return ``left @ right`` where one of the two is a matrix and the other a tensor."""
     if kwargs or len(args) != 2:
         return NotImplemented
@@ -43,14 +43,14 @@ def _is_left_factor(t: Tensor, A: LazyTensor) -> bool:
 
 
 @operation("stack")
-def _stack(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _stack_matrices(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Stack matrices along a new first axis, lazily if they are large."""
     return (
         NotImplemented if "out" in kwargs or len(args) > 2 else with_arguments(algebra.stacked)(function, args, kwargs)
     )
 
 
-def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
+def _linear_layer(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
     """Return ``v @ weight.T + bias``, a product of the matrix where it stands on the left."""
     if not isinstance(v, LazyTensor) or isinstance(weight, LazyTensor):
         return NotImplemented
@@ -58,24 +58,24 @@ def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
     return out if bias is None else out + bias
 
 
-def _dropout(A: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout_of_matrix(A: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return the matrix itself where nothing is dropped; NotImplemented leaves the rest to the dense tensor."""
     return A if p == 0 or not training else NotImplemented
 
 
-def _tensordot(left: Any, right: Any, dims: Any = 2) -> Any:
+def _tensordot_with_matrix(left: Any, right: Any, dims: Any = 2) -> Any:
     """Return the product over the last axis of the matrix and the first of a tensor."""
     if not isinstance(left, LazyTensor) or isinstance(right, LazyTensor) or dims not in (1, ([-1], [0])):
         return NotImplemented
     return left.__matmul__(right.flatten(1)).reshape(*left.shape[:-1], *right.shape[1:])
 
 
-def _einsum(equation: Any, *operands: Any) -> Any:
+def _einsum_with_matrix(equation: Any, *operands: Any) -> Any:
     """Return an einsum of one matrix and one tensor that sums over keys, or over queries."""
     operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     if not isinstance(equation, str) or len(operands) != 2:
         return NotImplemented
-    terms = _terms(equation, operands)
+    terms = _einsum_letters(equation, operands)
     matrices = [isinstance(operand, LazyTensor) for operand in operands]
     if terms is None or sum(matrices) != 1:
         return NotImplemented
@@ -110,7 +110,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     return pooled.permute([letters.index(letter) for letter in out])
 
 
-def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | None:
+def _einsum_letters(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | None:
     """Return the letters of each operand and of the result, an ellipsis written out; None where it is not plain."""
     given, arrow, out = equation.replace(" ", "").partition("->")
     terms = given.split(",")
@@ -132,9 +132,9 @@ def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | 
 
 
 for _compute, _names in (
-    (_linear, ("linear",)),
-    (_dropout, ("dropout",)),
-    (_tensordot, ("tensordot",)),
-    (_einsum, ("einsum",)),
+    (_linear_layer, ("linear",)),
+    (_dropout_of_matrix, ("dropout",)),
+    (_tensordot_with_matrix, ("tensordot",)),
+    (_einsum_with_matrix, ("einsum",)),
 ):
     operation(*_names)(with_arguments(_compute))

@@ -74,7 +74,7 @@ OPERATIONS: dict[str, Operation] = {}
 FUNCTIONS: dict[str, tuple[Any, ...]] = {}
 
 
-def _functions(name: str) -> tuple[Any, ...]:
+def _functions_called(name: str) -> tuple[Any, ...]:
     """Return the functions that are called so: a method of tensors, one of torch, one of its layers, an operator.
 
     torch.export hands on ``A @ v`` as `operator.matmul`, with its sides in order.
@@ -88,25 +88,27 @@ def operation(*names: str) -> Callable[[Operation], Operation]:
 
     def enter(compute: Operation) -> Operation:
         OPERATIONS.update(dict.fromkeys(names, compute))
-        FUNCTIONS.update({name: _functions(name) for name in names})
+        FUNCTIONS.update({name: _functions_called(name) for name in names})
         return compute
 
     return enter
 
 
-class _Arguments(NamedTuple):
+class _AcceptedArguments(NamedTuple):
     """Which arguments a function takes: how many by position, and which by name."""
 
     most: int
     names: frozenset[str]
 
 
-def _arguments_of(f: Callable[..., Any]) -> _Arguments:
+def _arguments_of(f: Callable[..., Any]) -> _AcceptedArguments:
     """Return which arguments a function takes."""
     kinds = [parameter.kind for parameter in inspect.signature(f).parameters.values()]
     any_number = inspect.Parameter.VAR_POSITIONAL in kinds
     by_position = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return _Arguments(sys.maxsize if any_number else len(by_position), frozenset(inspect.signature(f).parameters))
+    return _AcceptedArguments(
+        sys.maxsize if any_number else len(by_position), frozenset(inspect.signature(f).parameters)
+    )
 
 
 def with_arguments(compute: Callable[..., Any]) -> Operation:
@@ -118,7 +120,7 @@ def with_arguments(compute: Callable[..., Any]) -> Operation:
 
     def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `compute` if it takes these arguments."""
-        named = {_NAMES.get(name, name): value for name, value in kwargs.items() if value is not None}
+        named = {_TORCH_ARGUMENT_NAMES.get(name, name): value for name, value in kwargs.items() if value is not None}
         if len(args) > taken.most or any(name not in taken.names for name in named):
             return NotImplemented
         return compute(*args, **named)
@@ -259,7 +261,7 @@ class LazyTensor:
         if found is not NotImplemented:
             return np.asarray(found.cpu())[()]
         with public(f"numpy.{func.__name__}()"):
-            args, kwargs = _replaced((args, kwargs), np.asarray)
+            args, kwargs = _with_dense_arguments((args, kwargs), np.asarray)
         return func(*args, **kwargs)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -283,7 +285,7 @@ class LazyTensor:
             of_form = getattr(self._on_meta(), name)
             return getattr(self.to_dense(), name) if isinstance(of_form, Tensor) else of_form
         asked = public(f"{self.label}.{name}()")
-        return asked(lambda *args, **kwargs: _dispatched(found, name, (self, *args), kwargs))
+        return asked(lambda *args, **kwargs: _result_of_function(found, name, (self, *args), kwargs))
 
     def _on_meta(self) -> Tensor:
         """Return a tensor of the same form without numbers."""
@@ -291,7 +293,7 @@ class LazyTensor:
 
     def on_dense(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
         """Return what the method of the dense tensor gives: a tensor, of some methods several or another type."""
-        sign = _SIGNS.get(name.strip("_").removeprefix("r")) if name.startswith("__") else None
+        sign = _OPERATOR_SIGNS.get(name.strip("_").removeprefix("r")) if name.startswith("__") else None
         with public(f"{self.label} {sign} ..." if sign else f"{self.label}.{name}()"):
             args, kwargs = written_out(((self, *args), kwargs), _sum_fix(name, args))
         return getattr(torch.Tensor, name)(*args, **kwargs)  # type: ignore[no-any-return]
@@ -306,7 +308,7 @@ class LazyTensor:
             if asked is not None and not asked.dtype.is_floating_point:
                 raise _no_gradient(asked, func.__name__)
         try:
-            return _dispatched(func, str(getattr(func, "__name__", "")), args, kwargs or {})
+            return _result_of_function(func, str(getattr(func, "__name__", "")), args, kwargs or {})
         except AttlasError as error:
             if error.where or torch.compiler.is_dynamo_compiling():
                 raise
@@ -316,7 +318,7 @@ class LazyTensor:
                 raise
 
 
-def _dispatched(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _result_of_function(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a function of torch gives: without the dense tensor where that can be, else on it."""
     compute = OPERATIONS.get(name)
     if compute is not None and func in FUNCTIONS[name]:
@@ -330,7 +332,7 @@ def _dispatched(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 # numpy's names of arguments, which tensors take as well.
-_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+_TORCH_ARGUMENT_NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 @operation("element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",
@@ -342,15 +344,15 @@ def _of_form(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return getattr(args[0]._on_meta(), function.__name__)(*args[1:], **kwargs)
 
 
-_SIGNS = {"add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",
+_OPERATOR_SIGNS = {"add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",
           "matmul": "@", "mod": "%", "mul": "*", "ne": "!=", "or": "|", "pow": "**", "sub": "-", "truediv": "/",
           "xor": "^"}  # fmt: skip
 # Operators whose names mean something else among the functions: a number, and what asks for the operator in its turn.
 _NOT_CELLWISE = {"float", "matmul"}
-_UNARY = ("abs", "bool", "complex", "contains", "float", "index", "int", "invert", "neg", "pos")
+_UNARY_OPERATORS = ("abs", "bool", "complex", "contains", "float", "index", "int", "invert", "neg", "pos")
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _operator_method(name: str) -> Callable[..., Any]:
     """Return the method of an operator, ``__add__``: lazy where the table has it, else that of the dense tensor."""
     plain = name.strip("_")
 
@@ -364,9 +366,9 @@ def _operator(name: str) -> Callable[..., Any]:
     return run
 
 
-for _name in (*_SIGNS, *(f"r{name}" for name in _SIGNS), *_UNARY):
+for _name in (*_OPERATOR_SIGNS, *(f"r{name}" for name in _OPERATOR_SIGNS), *_UNARY_OPERATORS):
     if hasattr(torch.Tensor, f"__{_name}__"):
-        setattr(LazyTensor, f"__{_name}__", _operator(f"__{_name}__"))
+        setattr(LazyTensor, f"__{_name}__", _operator_method(f"__{_name}__"))
 LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality is that of cells, as of tensors
 
 
@@ -398,10 +400,10 @@ def _sum_fix(name: str, others: Iterable[object]) -> str:
 
 def written_out(given: Any, fix: str = "") -> Any:
     """Replace each lazy tensor in a structure by its dense one, where all together are small."""
-    return _replaced(given, lambda part: part.to_dense(), fix)
+    return _with_dense_arguments(given, lambda part: part.to_dense(), fix)
 
 
-def _replaced(given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
+def _with_dense_arguments(given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
     """Return nested arguments with `write_out` of each lazy tensor in its place.
 
     Refused where together they are too large.

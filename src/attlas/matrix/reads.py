@@ -43,7 +43,7 @@ class LogSumExp(Statistic):
         return CellGradient(lse=grad, delta=torch.zeros_like(grad))
 
 
-class _Ordered(NamedTuple):
+class _SortedPlaces(NamedTuple):
     """Places in ascending order: on the CPU, where they are compared, and on the device, where they are used.
 
     Parameters
@@ -64,11 +64,11 @@ class _Ordered(NamedTuple):
         return order, places - span.start
 
 
-def _ordered(places: Sequence[Tensor], device: torch.device) -> list[_Ordered]:
+def _sort_places(places: Sequence[Tensor], device: torch.device) -> list[_SortedPlaces]:
     """Put several lists of places in order, with one copy to the device."""
     pairs = [torch.stack(t.sort(stable=True)) for t in places]
     there = to_device(torch.cat(pairs, dim=1), device).split([len(t) for t in places], dim=1)
-    return [_Ordered(own[0].contiguous(), copy) for own, copy in zip(pairs, there, strict=True)]
+    return [_SortedPlaces(own[0].contiguous(), copy) for own, copy in zip(pairs, there, strict=True)]
 
 
 class Cells(Statistic):
@@ -97,7 +97,7 @@ class Cells(Statistic):
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # In order of place, so that those of a tile are a slice, which is found without a question to the device.
-        rows, columns = _ordered((self.rows, self.columns), problem.device)
+        rows, columns = _sort_places((self.rows, self.columns), problem.device)
 
         def of_tile(part: Part) -> Any:
             """Return the gradient in the cells of a part: the sum over all reads of a cell, 0 for no read."""
@@ -194,23 +194,23 @@ class CellSums(_CellFunction):
         """Add the cells of a part to the sums, and count how many were added."""
         total, visited, _ = carry
         into = self._sums_of(at)
-        total[into] += self.cells(part.weights, at).sum(dim=self._axis)
+        total[into] += self.cells(part.weights, at).sum(dim=self._summed_axis)
         visited[into] += len(at.columns) if self.over_keys else len(at.rows)
         return carry
 
     @property
-    def _axis(self) -> int:
+    def _summed_axis(self) -> int:
         """Axis of a tile that is summed."""
         return -1 if self.over_keys else -2
 
     @property
-    def _varies(self) -> bool:
+    def _varies_along_axis(self) -> bool:
         """Whether a tensor of the function has more than one number along the axis that is summed."""
-        return any(t.ndim and t.shape[self._axis] > 1 for t in self.tensors)
+        return any(t.ndim and t.shape[self._summed_axis] > 1 for t in self.tensors)
 
     def may_skip_tiles(self, problem: Problem) -> bool:
         # `finish` adds the cells of skipped tiles, unless they differ along the axis that is summed.
-        return not self._varies or super().may_skip_tiles(problem)
+        return not self._varies_along_axis or super().may_skip_tiles(problem)
 
     def _sums_of(self, at: Tile) -> tuple[slice, slice, slice]:
         """Return where the sums of a tile stand in the result."""
@@ -220,7 +220,7 @@ class CellSums(_CellFunction):
     def finish(self, carry: tuple[Tensor, Tensor, int]) -> Tensor:
         """Add the cells that the mask hides, whose weight is 0: `f(0)` each, as many as no step visited."""
         total, visited, size = carry
-        if self.f is None or self._varies:
+        if self.f is None or self._varies_along_axis:
             return total
         # Cells that nothing may see are not visited, and have weight 0.
         dtype = total.dtype if total.is_floating_point() else sum_dtype(total.device)
@@ -231,7 +231,7 @@ class CellSums(_CellFunction):
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # Each weight has the gradient of the sum that it is in.
         def of_tile(part: Part) -> Tensor:
-            return self.weight_gradient(part, grad[self._sums_of(part.at)].unsqueeze(self._axis))
+            return self.weight_gradient(part, grad[self._sums_of(part.at)].unsqueeze(self._summed_axis))
 
         return CellGradient(weights=(of_tile,))
 
@@ -269,7 +269,7 @@ class LeadingSums(_CellFunction):
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         """Add the heads of a part to the sums of their groups; for maxima, keep the larger cells and their heads."""
-        cells, place = self.cells(part.weights, at), self._place(at)
+        cells, place = self.cells(part.weights, at), self._slices_of_tile(at)
         for b, h, group in self._heads_of(at):
             into, own = carry[0][group][place], cells[b, h]
             if not self.take_max:
@@ -286,7 +286,7 @@ class LeadingSums(_CellFunction):
         return [(b, h, self.group[i][j]) for b, i in enumerate(at.batches) for h, j in enumerate(at.heads)]
 
     @staticmethod
-    def _place(at: Tile) -> tuple[slice, slice]:
+    def _slices_of_tile(at: Tile) -> tuple[slice, slice]:
         """Return the rows and columns of a tile as slices of a result (groups, m, n) without its first axis."""
         return slice(at.rows.start, at.rows.stop), slice(at.columns.start, at.columns.stop)
 
@@ -294,7 +294,7 @@ class LeadingSums(_CellFunction):
         # Each weight has the gradient of its group's sum; that of a maximum goes to the head that has it.
         def of_tile(part: Part) -> Tensor:
             """Return the gradient in the weights of a part; that of a maximum goes to the head that has it."""
-            at, place = part.at, self._place(part.at)
+            at, place = part.at, self._slices_of_tile(part.at)
             out = part.scratch("heads")
             for b, h, group in self._heads_of(at):
                 own = grad[0][group][place]

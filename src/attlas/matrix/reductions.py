@@ -83,14 +83,14 @@ def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Any:
         if len(dims) > 1 or not dims & {keys, queries}:
             return A.on_dense("argmax", dim, keepdim)
     elif A.weights.needs_graph and (name != "amax" and dims & {keys, queries}):
-        return _recorded(A, name, dims, keepdim)
+        return _reduction_with_graph(A, name, dims, keepdim)
     if not dims & {keys, queries}:
         if dims and name != "amax" and _is_large(A, dims):
             return algebra.mean_over(A, dims, keepdim, cells_reduced(A, name, dim) if name == "mean" else 1)
         out = over_leading(A, name, dims)
     else:
         first = keys if keys in dims else queries
-        out = A.collect(_STATISTICS[name][first == keys]())[0].unsqueeze(first)
+        out = A.collect(_STATISTICS_OF_REDUCTION[name][first == keys]())[0].unsqueeze(first)
         rest = sorted(dims - {first})
         if rest:
             out = out.amax(rest, keepdim=True) if name == "amax" else out.sum(rest, keepdim=True)
@@ -105,7 +105,7 @@ def _is_large(A: Matrix, dims: set[int]) -> bool:
     return kept * A.dtype.itemsize > graph.DENSE_LIMIT
 
 
-def _recorded(A: Matrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
+def _reduction_with_graph(A: Matrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
     """Return a sum or mean over rows or columns with its graph, at full precision; `A.grad` takes it as a product."""
     keys, queries = A.ndim - 1, A.ndim - 2
     first = keys if keys in dims else queries
@@ -116,7 +116,7 @@ def _recorded(A: Matrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
     return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
-_STATISTICS: dict[str, tuple[type[Statistic], type[Statistic]]] = {
+_STATISTICS_OF_REDUCTION: dict[str, tuple[type[Statistic], type[Statistic]]] = {
     "sum": (columns.ColumnMass, rows.RowMass),
     "mean": (columns.ColumnMass, rows.RowMass),
     "amax": (columns.ColumnMax, rows.MaxWeight),

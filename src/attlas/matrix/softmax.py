@@ -305,16 +305,16 @@ class SoftmaxWeights(Weights):
         for statistic in statistics:
             if self.mask is not None and not statistic.may_skip_tiles(self.problem):
                 problem = replace(self.problem, mask=_NoTileSkipped(self.mask))
-                return self.derived(problem, self.lse())._collected(statistics)
-        return self._collected(statistics)
+                return self.derived(problem, self.lse())._results_of_statistics(statistics)
+        return self._results_of_statistics(statistics)
 
-    def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
+    def _results_of_statistics(self, statistics: Sequence[Statistic]) -> list[Any]:
         """Return the results of statistics: those kept with the last product, others recorded or computed as needed."""
         announced = self._kept.keys() & set(statistics) if self._kept and not self.needs_graph else ()
         if announced:  # their results came with the product: the others are collected alone
             kept = {s: self._kept.pop(s) for s in announced}
             others = [s for s in statistics if s not in kept]
-            kept |= zip(others, self._collected(others) if others else (), strict=True)
+            kept |= zip(others, self._results_of_statistics(others) if others else (), strict=True)
             return [kept[s] for s in statistics]
         problem = self.problem
         values = [s.v for s in statistics if s.v is not None]
@@ -335,7 +335,7 @@ class SoftmaxWeights(Weights):
         results: dict[Statistic, Any] = {}
         if recorded:
             self.gradient.mark_incomplete("statistics were collected")
-            results |= zip(recorded, self._recorded(recorded), strict=True)
+            results |= zip(recorded, self._statistics_with_graph(recorded), strict=True)
         if others:
             computed, self._lse = operations.collect(problem, others, self.plan, self.known_lse)
             results |= zip(others, computed, strict=True)
@@ -345,14 +345,16 @@ class SoftmaxWeights(Weights):
     def sums(self, *, over_keys: bool) -> Tensor:
         """Return the sum of each row, or of each column, with a graph that ``A.grad`` counts as that of a product."""
         self.problem.check_unchanged()
-        out: Tensor = self._recorded([rows.RowMass() if over_keys else columns.ColumnMass()])[0].unsqueeze(-1)
+        out: Tensor = self._statistics_with_graph([rows.RowMass() if over_keys else columns.ColumnMass()])[0].unsqueeze(
+            -1
+        )
         if out.requires_grad and not tracing():
             ones = out.new_ones(1, 1, self.shape[3 if over_keys else 2], 1)
             self.gradient.add_product(out, ones, transposed=not over_keys)
         return out
 
     @public("A.collect()")
-    def _recorded(self, statistics: Sequence[Statistic]) -> list[Any]:
+    def _statistics_with_graph(self, statistics: Sequence[Statistic]) -> list[Any]:
         """Return the results of statistics, with a graph for their gradients."""
         if self.is_symbolic:
             return compiled.statistics(self.problem, statistics, self.plan)

@@ -33,14 +33,14 @@ from attlas.scores.dot import ScaledDot
 from attlas.stats.columns import ColumnMass
 from attlas.stats.rows import Pooled, RowMass
 
-_PLAN = Plan()
+_DEFAULT_PLAN = Plan()
 
 
-class _Outline(Problem):
+class _OutlineProblem(Problem):
     """Shape, dtype, mask and ids of weights that are shares of a row, for statistics; its tokens are zeros."""
 
 
-class _SignedOutline(_Outline):
+class _SignedOutline(_OutlineProblem):
     """The same of weights that may be negative, or sum to more than 1."""
 
     signed: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class SweptWeights(Weights):
     counts_other_keys = False
     are_signed = True
     #: Size of the tiles that a kernel adds up.
-    tile_plan = _PLAN
+    tile_plan = _DEFAULT_PLAN
     _whole: WeightGradient | None = None
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
@@ -69,7 +69,7 @@ class SweptWeights(Weights):
         blocks : sequence of ColumnBlock
             The columns, from left to right.
         """
-        some = self.part(_slice(at.batches), _slice(at.heads)).detach()
+        some = self.part(_as_slice(at.batches), _as_slice(at.heads)).detach()
         for block in blocks:
             yield some.cells(at.rows, block.columns)
 
@@ -85,7 +85,7 @@ class SweptWeights(Weights):
         batch, heads, m, n = self.shape
         zero = torch.zeros(1, dtype=self.dtype, device=self.device)
         q, k = (zero.expand(batch, heads, length, 1) for length in (m, n))
-        of_kind = _Outline if self.are_shares else _SignedOutline
+        of_kind = _OutlineProblem if self.are_shares else _SignedOutline
         ids = self.batch_ids, self.head_ids
         return of_kind(q, k, ScaledDot(1.0), self.mask, None, ids, versions=(version_of("q", zero),))
 
@@ -187,7 +187,7 @@ class SweptWeights(Weights):
             for statistic, wanted in zip(statistics, asked, strict=True)
         ]
         rest = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
-        found = iter(_collected(self, rest))
+        found = iter(_statistics_of_tiles(self, rest))
         return [next(found) if result is MISSING else result for result in results]
 
     def without_sweep(self, statistic: Statistic) -> Any:
@@ -213,25 +213,25 @@ def is_sum(statistic: Statistic) -> bool:
     return statistic.is_sum and statistic.describes("is_sum")
 
 
-def _slice(places: range) -> slice:
+def _as_slice(places: range) -> slice:
     """Return a range as a slice."""
     return slice(places.start, places.stop)
 
 
-def _collected(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
+def _statistics_of_tiles(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
     """Return the results of statistics that need the tiles, with a graph where there is one."""
     if not statistics:
         return []
     if not weights.needs_graph:
-        return _swept(weights, statistics)
+        return _run_statistics(weights, statistics)
     weights.gradient.mark_incomplete("statistics were collected")
     forms: list[Any] = []
-    found = list(_Swept.apply(weights, statistics, forms, *weights.inputs))  # type: ignore[no-untyped-call]
+    found = list(_StatisticsWithGraph.apply(weights, statistics, forms, *weights.inputs))  # type: ignore[no-untyped-call]
     return [rebuilt(form, found) for form in forms]  # each takes its own from the list
 
 
 @torch.no_grad()
-def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
+def _run_statistics(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
     """Run statistics over the tiles in one pass, without a graph."""
     outline = weights.outline
     asked = outputs.asked_outputs(outline, statistics, given.NAMES)
@@ -246,21 +246,21 @@ def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
         sums = given.cell_sums(outline, wanted)
         if sums is None:
             return None
-        found = _passed(weights, [statistics[number] for number in by_tiles], sums)
+        found = _feed_tiles(weights, [statistics[number] for number in by_tiles], sums)
         rest[:] = found or []
         return None if found is None else sums.results()
 
     # The numbers that a kernel adds up, and in the same pass what is left to the tiles. No log-sum-exp is asked for.
     found = outputs.collect(outline, read, statistics, empty_lse((0,), weights.device), given.NAMES)
     if found is None:
-        return _passed(weights, statistics, None) or []
+        return _feed_tiles(weights, statistics, None) or []
     results = found.results
     for number, result in zip(by_tiles, rest, strict=True):
         results[number] = result
     return results
 
 
-def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -> list[Any] | None:
+def _feed_tiles(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -> list[Any] | None:
     """Feed each tile to the statistics and to the kernel `sums`, in one pass.
 
     None where a weight is NaN or infinite.
@@ -272,14 +272,14 @@ def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -
     sums_alone = all(is_sum(statistic) or statistic.is_mean for statistic in statistics)
     space = Workspace(weights.dtype, weights.device)
     alone = not statistics and sums is not None
-    plan, tiles = (weights.tile_plan, weights.tile_factors) if alone else (_PLAN, weights.row_tiles)
+    plan, tiles = (weights.tile_plan, weights.tile_factors) if alone else (_DEFAULT_PLAN, weights.row_tiles)
     for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone, plan=plan):
         for number, (block, cells) in enumerate(zip(blocks, tiles(at, blocks), strict=True)):
             tile = at.narrow(block.columns)
             if sums is not None and not sums.add(tile, cells):
                 return None
             if statistics and isinstance(cells, Tensor):
-                part = _part(weights, tile, block, cells, space, number == 0, number == len(blocks) - 1)
+                part = _part_of_tile(weights, tile, block, cells, space, number == 0, number == len(blocks) - 1)
                 carries = [s.step(carry, part, tile) for s, carry in zip(statistics, carries, strict=True)]
         if sums is not None:
             sums.end_rows(at, [block.columns for block in blocks])
@@ -287,7 +287,7 @@ def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -
 
 
 def _row_blocks(
-    weights: SweptWeights, *, whole_rows: bool, hidden: bool, plan: Plan = _PLAN
+    weights: SweptWeights, *, whole_rows: bool, hidden: bool, plan: Plan = _DEFAULT_PLAN
 ) -> Iterator[tuple[Tile, tuple[ColumnBlock, ...]]]:
     """Yield some rows after the others with their blocks of columns, with those that the mask hides if asked for."""
     outline, (batch, heads, m, n) = weights.outline, weights.shape  # sizes, dtype and mask of them
@@ -309,7 +309,7 @@ def _every_column(at: Tile, mask: Mask | None, width: int) -> tuple[ColumnBlock,
     return tuple(ColumnBlock(columns, clip(segments, columns)) for columns in cut(at.n, width))
 
 
-def _part(
+def _part_of_tile(
     weights: SweptWeights,
     at: Tile,
     block: ColumnBlock,
@@ -323,12 +323,12 @@ def _part(
         return _SignedPart(weights.outline, at, block, lambda: cells, _no_lse, space, first, last)
     # Shares are the softmax of their own logarithms, and its log-sum-exp is 0.
     zero = empty_lse(at.shape[:3], at.device).zero_()
-    part = Part(weights.outline, at, block, lambda: _logs(cells), lambda: zero, space, first, last)
+    part = Part(weights.outline, at, block, lambda: _finite_logarithms(cells), lambda: zero, space, first, last)
     vars(part)["weights"] = vars(part)["_exp_shifted"] = cells  # as they are, not the exponentials of their logarithms
     return part
 
 
-def _logs(weights: Tensor) -> Tensor:
+def _finite_logarithms(weights: Tensor) -> Tensor:
     """Return the logarithms of weights that are not negative, a very low finite number for 0."""
     return weights.log().clamp_(min=lowest(weights.dtype))
 
@@ -370,7 +370,7 @@ class _SignedPart(Part):
         return shifted.masked_fill(shifted == -torch.inf, 0.0)
 
 
-class _Swept(torch.autograd.Function):
+class _StatisticsWithGraph(torch.autograd.Function):
     """Statistics with their graph; the backward computes the tiles again, whole rows at a time."""
 
     @staticmethod
@@ -381,7 +381,7 @@ class _Swept(torch.autograd.Function):
 
         `forms` gets the results themselves, whose nesting the flat tuple does not have.
         """
-        results = _swept(weights, statistics)
+        results = _run_statistics(weights, statistics)
         forms += results
         found = tensors_in(results)
         # The results themselves would make a cycle that Python cannot free: they know this context.
@@ -407,8 +407,8 @@ class _Swept(torch.autograd.Function):
         space = Workspace(weights.dtype, weights.device)
         for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
             with torch.enable_grad():
-                rows = weights.part(_slice(at.batches), _slice(at.heads)).cells(at.rows, at.columns)
-            totals.add(rows, _slope(cells, _part(weights, at, block, rows.detach(), space)))
+                rows = weights.part(_as_slice(at.batches), _as_slice(at.heads)).cells(at.rows, at.columns)
+            totals.add(rows, _weight_gradient_of_part(cells, _part_of_tile(weights, at, block, rows.detach(), space)))
         return None, None, None, *totals.of_each()
 
 
@@ -449,14 +449,14 @@ def _by_autograd(weights: SweptWeights, statistic: Statistic, grads: Sequence[Te
     (block,) = _every_column(at, weights.mask, max(n, 1)) or (ColumnBlock(at.columns, ()),)
     with torch.enable_grad():
         cells = weights.detach().cells(range(m), range(n)).requires_grad_()
-        part = _part(weights, at, block, cells, Workspace(weights.dtype, weights.device))
+        part = _part_of_tile(weights, at, block, cells, Workspace(weights.dtype, weights.device))
         result = statistic.finish(statistic.step(statistic.start(weights.outline), part, at))
     pairs = [(t, g) for t, g in zip(tensors_in(result), grads, strict=True) if t.requires_grad]
     (slope,) = torch.autograd.grad([t for t, _ in pairs], cells, [g for _, g in pairs])
 
     def of_tile(part: Part) -> Tensor:
         b, h, rows = part.at.place
-        return slope[b, h, rows, _slice(part.at.columns)]
+        return slope[b, h, rows, _as_slice(part.at.columns)]
 
     return CellGradient(weights=(of_tile,))
 
@@ -466,11 +466,11 @@ def _is_of_logits(gradient: CellGradient) -> bool:
     return bool(gradient.logits) or any(t is not None for t in (gradient.lse, gradient.mean, gradient.linear))
 
 
-def _slope(gradient: CellGradient, part: Part) -> Tensor:
+def _weight_gradient_of_part(gradient: CellGradient, part: Part) -> Tensor:
     """Evaluate the terms of a CellGradient on a part: the gradient of a loss in its weights."""
     at, weights = part.at, part.weights
     b, h, rows = at.place
-    columns = _slice(at.columns)
+    columns = _as_slice(at.columns)
     total = torch.zeros_like(weights)
     if gradient.left is not None and gradient.right is not None:
         right = spread_heads(gradient.right, part.problem.shape[1])[b, h, columns]
@@ -518,21 +518,21 @@ def pooled(weights: SweptWeights, v: Tensor, dropout: Dropout | None = None, *, 
         return torch.matmul(every.mT if transposed else every, values).to(v.dtype)
     inputs = weights.inputs if torch.is_grad_enabled() else ()
     if any(t.requires_grad for t in (values, *inputs)):
-        out: Tensor = _Pooled.apply(weights, dropout, transposed, values, *inputs)  # type: ignore[no-untyped-call]
+        out: Tensor = _ProductWithGraph.apply(weights, dropout, transposed, values, *inputs)  # type: ignore[no-untyped-call]
     else:
-        out = _pooled(weights, values, dropout, transposed)
+        out = _product_by_tiles(weights, values, dropout, transposed)
     return out.to(v.dtype)
 
 
 @torch.no_grad()
-def _pooled(weights: SweptWeights, v: Tensor, dropout: Dropout | None, transposed: bool) -> Tensor:
+def _product_by_tiles(weights: SweptWeights, v: Tensor, dropout: Dropout | None, transposed: bool) -> Tensor:
     """Return a product tile by tile, without a graph."""
     batch, heads, m, n = weights.shape
     out = torch.zeros(batch, heads, n if transposed else m, v.shape[-1], dtype=weights.dtype, device=weights.device)
     for at, blocks in _row_blocks(weights, whole_rows=False, hidden=False):
         b, h, rows = at.place
         for block, cells in zip(blocks, weights.row_tiles(at, blocks), strict=True):
-            columns = _slice(block.columns)
+            columns = _as_slice(block.columns)
             kept = cells if dropout is None else cells * dropout.keep(at.narrow(block.columns))
             if transposed:
                 out[b, h, columns] += torch.matmul(kept.mT, v[b, h, rows])
@@ -541,7 +541,7 @@ def _pooled(weights: SweptWeights, v: Tensor, dropout: Dropout | None, transpose
     return out
 
 
-class _Pooled(torch.autograd.Function):
+class _ProductWithGraph(torch.autograd.Function):
     """A product tile by tile with its graph; the backward computes the tiles again, whole rows at a time."""
 
     @staticmethod
@@ -551,7 +551,7 @@ class _Pooled(torch.autograd.Function):
         """Compute the product tile by tile, without a graph."""
         ctx.weights, ctx.dropout, ctx.transposed = weights, dropout, transposed
         ctx.save_for_backward(v, *inputs)
-        return _pooled(weights, v, dropout, transposed)
+        return _product_by_tiles(weights, v, dropout, transposed)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -568,7 +568,7 @@ class _Pooled(torch.autograd.Function):
             place = (b, h, rows)
             keep = 1.0 if dropout is None else dropout.keep(at)
             with torch.enable_grad():
-                cells = weights.part(_slice(at.batches), _slice(at.heads)).cells(at.rows, block.columns)
+                cells = weights.part(_as_slice(at.batches), _as_slice(at.heads)).cells(at.rows, block.columns)
             kept = cells.detach() * keep
             if ctx.transposed:
                 slope = torch.matmul(v[place], grad[b, h].mT)

@@ -13,9 +13,9 @@ from attlas.foundation.compat import tree_map_only, wrapper
 from attlas.matrix.protocol import LazyTensor
 
 # What the wrapper itself says of its form; all else is asked of the matrix.
-_FORM = {"shape", "dtype", "device", "ndim", "layout", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_mps", "is_meta",
-         "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "is_xla", "is_xpu", "is_ipu",
-         "names", "_backward_hooks", "__class__"}  # fmt: skip
+_FORM_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "layout", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_mps",
+                    "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "is_xla",
+                    "is_xpu", "is_ipu", "names", "_backward_hooks", "__class__"}  # fmt: skip
 # A list has a Python object for each number, and what draws or writes lists is slow long before memory ends.
 MOST_IN_A_LIST = 2**20
 
@@ -58,7 +58,7 @@ class MatrixTensor(Tensor):
         name, own = str(getattr(func, "__name__", "")), args[0] if args else None
         if name == "__get__":
             name = func.__self__.__name__
-            if name in _FORM:
+            if name in _FORM_ATTRIBUTES:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args)
             return _as_tensors(getattr(own.matrix, name))  # type: ignore[union-attr]  # the getter of this class
@@ -67,7 +67,11 @@ class MatrixTensor(Tensor):
             return args[0][0]
         if name == "__getitem__" and isinstance(own, MatrixTensor) and _is_whole(args[1]):
             return own
-        if isinstance(own, MatrixTensor) and getattr(Tensor, name, None) is func and _has(own.matrix, name):
+        if (
+            isinstance(own, MatrixTensor)
+            and getattr(Tensor, name, None) is func
+            and _has_tensor_method(own.matrix, name)
+        ):
             return _as_tensors(getattr(own.matrix, name)(*given[1:], **named))
         return _as_tensors(func(*given, **named))
 
@@ -102,7 +106,7 @@ def _is_whole(key: Any) -> bool:
     return all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in entries)
 
 
-def _has(matrix: LazyTensor, name: str) -> bool:
+def _has_tensor_method(matrix: LazyTensor, name: str) -> bool:
     """Whether a matrix has a method of tensors; special ones that it lacks are those of the dense tensor."""
     return not name.startswith("_") or hasattr(type(matrix), name)
 

@@ -19,7 +19,7 @@ from attlas.stats import rows
 R = TypeVar("R")
 
 
-class _View(LazyTensor):
+class _MatrixView(LazyTensor):
     """What the two views share: the matrix that they look at."""
 
     def __init__(self, matrix: Matrix) -> None:
@@ -44,14 +44,14 @@ class _View(LazyTensor):
         if where is None:
             return self.on_dense("__getitem__", key)
         part = self.matrix.selected(where)
-        return type(self)(part) if where.rows is None else self._cells(part, where)
+        return type(self)(part) if where.rows is None else self._view_of_cells(part, where)
 
-    def _cells(self, part: Matrix, where: Where) -> Tensor:
+    def _view_of_cells(self, part: Matrix, where: Where) -> Tensor:
         """Return the cells of an index from those of some batches and heads of the matrix."""
         raise NotImplementedError
 
 
-class TransposedMatrix(_View):
+class TransposedMatrix(_MatrixView):
     """The transposed attention matrix, shape (..., n, m), lazy; made by ``A.mT``.
 
     Examples
@@ -115,7 +115,7 @@ class TransposedMatrix(_View):
         """Return ``A.mT @ x``."""
         return self.__matmul__(x)
 
-    def _cells(self, part: Matrix, where: Where) -> Tensor:
+    def _view_of_cells(self, part: Matrix, where: Where) -> Tensor:
         """Read the cells with rows and columns exchanged, and transpose them."""
         cells = part.read(where._replace(rows=where.columns, columns=where.rows))
         # Where an index of pairs or an int has left one of the two axes, there is nothing to transpose.
@@ -127,7 +127,7 @@ class TransposedMatrix(_View):
         return self.matrix.to_dense(limit).mT
 
 
-class LogitMatrix(_View):
+class LogitMatrix(_MatrixView):
     """The log-weights before softmax, lazy, -inf where masked; made by ``A.logits``.
 
     Examples
@@ -148,7 +148,7 @@ class LogitMatrix(_View):
         """Shape of the matrix, (..., m, n)."""
         return self.matrix.shape
 
-    def _cells(self, part: Matrix, where: Where) -> Tensor:
+    def _view_of_cells(self, part: Matrix, where: Where) -> Tensor:
         return part.read(where, logits=True)
 
     @public("A.logits.to_dense()")

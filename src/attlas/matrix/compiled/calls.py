@@ -33,7 +33,7 @@ def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, ls
     if _is_plain(problem, dropout) or not _operators_are_traced():
         return definition.product(problem, v, dropout, lse)
     seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
-    prepared = _prepared(problem, plan, dropout=seed)
+    prepared = _operator_arguments(problem, plan, dropout=seed)
     if prepared is None:
         fused = None if dropout is not None else traced_product(problem, v, plan)
         return definition.product(problem, v, dropout, lse) if fused is None else fused
@@ -46,7 +46,7 @@ def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, ls
 
 def transposed_product(problem: Problem, x: Tensor, plan: Plan, lse: Callable[[], Tensor]) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
-    prepared = _prepared(problem, plan) if _operators_are_traced() else None
+    prepared = _operator_arguments(problem, plan) if _operators_are_traced() else None
     if prepared is None:
         return definition.transposed_product(problem, x, lse)
     problem, tensors, text = prepared
@@ -56,23 +56,23 @@ def transposed_product(problem: Problem, x: Tensor, plan: Plan, lse: Callable[[]
 
 def statistics(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any]:
     """Return the results of statistics."""
-    found = _collected(problem, asked, plan)
+    found = _statistics_by_operator(problem, asked, plan)
     return definition.statistics(problem, asked) if found is None else found
 
 
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
-    found = _collected(problem, [LogSumExp()], plan)
+    found = _statistics_by_operator(problem, [LogSumExp()], plan)
     if found is not None:
         return found[0]  # type: ignore[no-any-return]
     fused = traced_log_sum_exp(problem, plan) if _operators_are_traced() else None
     return definition.log_sum_exp(problem) if fused is None else fused
 
 
-def _collected(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any] | None:
+def _statistics_by_operator(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any] | None:
     """Return the results of statistics by an operator of torch.library; None where none may stand in the program."""
     # The score is kept as it is: its log-weights may count a constant of each row.
-    prepared = _prepared(problem, plan, asked=asked, keep_score=True) if _operators_are_traced() else None
+    prepared = _operator_arguments(problem, plan, asked=asked, keep_score=True) if _operators_are_traced() else None
     if prepared is None:
         return None
     forms = [statistic.forms(problem) for statistic in asked]
@@ -94,13 +94,13 @@ def cells(
     logits: bool,
 ) -> Tensor:
     """Return weights, or log-weights, shape (batch, heads, len(rows), len(columns))."""
-    prepared = _prepared(problem, plan, keep_score=logits) if _operators_are_traced() else None
+    prepared = _operator_arguments(problem, plan, keep_score=logits) if _operators_are_traced() else None
     if prepared is None:
         return definition.cells(problem, rows, columns, lse, logits=logits)
     problem, tensors, text = prepared
     # Whether the operator keeps the log-sum-exp, for its backward.
     keep = _needs_gradient(problem.q, problem.k, *tensors)
-    i, j = (_places(some) for some in (rows, columns))
+    i, j = (_as_int64_places(some) for some in (rows, columns))
     found: Tensor = operators.cells(problem.q, problem.k, i, j, tensors, text, logits, keep)[0]
     return found
 
@@ -129,12 +129,12 @@ def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def _places(some: range | Tensor) -> Tensor:
+def _as_int64_places(some: range | Tensor) -> Tensor:
     """Return rows or columns as int64 on the CPU."""
     return torch.arange(some.start, some.stop, device="cpu") if isinstance(some, range) else some
 
 
-def _prepared(
+def _operator_arguments(
     problem: Problem, plan: Plan, *, keep_score: bool = False, **options: Any
 ) -> tuple[Problem, list[Tensor], str] | None:
     """Return what an operator of torch.library takes: the problem, its tensors, and the text that describes it.
@@ -147,7 +147,7 @@ def _prepared(
         text = problem_text(problem, plan, tensors, **options)
         if keep_score or not _makes_tokens(problem.score):
             return problem, tensors, text
-        fused = _fused(problem)
+        fused = _problem_of_dot(problem)
         if fused is None:
             return problem, tensors, text
         learned = _needs_gradient(*tensors)
@@ -169,7 +169,7 @@ def _makes_tokens(score: Score) -> bool:
     return type(score).project is not Score.project and type(score).as_dot is not Score.as_dot
 
 
-def _fused(problem: Problem) -> Problem | None:
+def _problem_of_dot(problem: Problem) -> Problem | None:
     """Return the problem of the tokens of the dot product that a score is; None where it is none."""
     dot = problem.score.as_dot(*problem.project())  # type: ignore[arg-type]  # tokens in the score's own form
     if dot is None:

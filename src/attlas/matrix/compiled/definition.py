@@ -33,15 +33,15 @@ def product(problem: Problem, v: Tensor, dropout: Dropout | None, lse: Callable[
     if problem.sink is None and not problem.partial and not transforming():
         dot = problem.score.as_dot(*problem.project())  # type: ignore[arg-type]  # in the score's own form
         if dot is not None and not dot.cap:
-            return _fused(problem, dot, v, p)
-    weights = functional.dropout(_weights(problem, lse), p)
+            return _fused_output(problem, dot, v, p)
+    weights = functional.dropout(_weights_of_rows(problem, lse), p)
     v = spread_heads(v, problem.shape[1])
     return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype)
 
 
 def transposed_product(problem: Problem, x: Tensor, lse: Callable[[], Tensor]) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
-    weights = _weights(problem, lse)
+    weights = _weights_of_rows(problem, lse)
     return torch.matmul(weights.mT, x.to(weights.dtype)).to(x.dtype)
 
 
@@ -62,11 +62,11 @@ def cells(
 ) -> Tensor:
     """Return weights, or log-weights, shape (batch, heads, len(rows), len(columns))."""
     _check_size(problem, len(rows))
-    whole = operations.dense(problem, rows).logits if logits else _weights(problem, lse, rows)
+    whole = operations.dense(problem, rows).logits if logits else _weights_of_rows(problem, lse, rows)
     return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
 
 
-def _weights(problem: Problem, lse: Callable[[], Tensor], rows: range | Tensor | None = None) -> Tensor:
+def _weights_of_rows(problem: Problem, lse: Callable[[], Tensor], rows: range | Tensor | None = None) -> Tensor:
     """Return the weights of some rows, or of all; `lse` is asked where it counts keys that the matrix does not have."""
     _check_size(problem, None if rows is None else len(rows))
     _, own, weights = operations.dense(problem, rows)
@@ -107,11 +107,11 @@ def _way_out() -> str:
     return "scores, masks and statistics that attlas exports; or call it outside of torch.compile."
 
 
-def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
+def _fused_output(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     """Return the output of torch's fused kernel for a dot product."""
     mask = problem.mask
     causal = dot.bias is None and is_square_causal(problem)
-    added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
+    added = None if causal or (mask is None and dot.bias is None) else _added_to_logits(problem, dot)
     dtype = dot.q.dtype
     q, k, values = of_one_size(dot.q, dot.k.to(dtype), v.to(dtype))
     k, values = (spread_heads(t, problem.shape[1]) for t in (k, values))
@@ -121,7 +121,7 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     return out[..., : v.shape[-1]].to(v.dtype)
 
 
-def _added(problem: Problem, dot: Dot) -> Tensor:
+def _added_to_logits(problem: Problem, dot: Dot) -> Tensor:
     """Return what the fused function adds to the logits, or the pairs that are allowed, with two axes or four."""
     _check_size(problem, heads=1)
     at = problem.tile(*map(range, problem.shape))

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_lock = threading.Lock()
-_blocks = 0  # open blocks of `export_operators`; a plain number, which torch's tracer reads
+_blocks_lock = threading.Lock()
+_open_blocks = 0  # open blocks of `export_operators`; a plain number, which torch's tracer reads
 
 
 @contextmanager
@@ -45,16 +45,16 @@ def export_operators() -> Iterator[None]:
     >>> torch.allclose(program.module()(*given), Local()(*given), atol=1e-6)
     True
     """
-    global _blocks  # noqa: PLW0603
-    with _lock:
-        _blocks += 1
+    global _open_blocks  # noqa: PLW0603
+    with _blocks_lock:
+        _open_blocks += 1
     try:
         yield
     finally:
-        with _lock:
-            _blocks -= 1
+        with _blocks_lock:
+            _open_blocks -= 1
 
 
 def keeps_operators() -> bool:
     """Return whether operators may stand in the program that torch.export writes."""
-    return _blocks > 0
+    return _open_blocks > 0

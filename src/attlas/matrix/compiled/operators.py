@@ -37,7 +37,7 @@ def _exact_lse(of: Described, known: Tensor | None) -> Tensor:
     return operations.log_sum_exp(of.problem, of.plan) if lse is None else lse
 
 
-def _own(results: Sequence[Tensor]) -> list[Tensor]:
+def _without_shared_memory(results: Sequence[Tensor]) -> list[Tensor]:
     """Return results as contiguous tensors of which no two share memory."""
     own: list[Tensor] = []
     for t in results:
@@ -46,7 +46,7 @@ def _own(results: Sequence[Tensor]) -> list[Tensor]:
     return own
 
 
-def _leaves(*tensors: Tensor) -> list[Tensor]:
+def _graph_leaves(*tensors: Tensor) -> list[Tensor]:
     """Return the tensors as leaves of a new graph; those of integers and truths have no gradient."""
     return [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
 
@@ -58,20 +58,20 @@ def _pulled_back(results: Sequence[Any], grads: Sequence[Any], leaves: Sequence[
     outputs, slopes = zip(*pairs, strict=True) if pairs else ((), ())
     found = iter(torch.autograd.grad(outputs, wanted, slopes, allow_unused=True) if pairs else [None] * len(wanted))
     every = [next(found) if t.requires_grad else None for t in leaves]
-    return _own([_zeros(t) if g is None else g for t, g in zip(leaves, every, strict=True)])
+    return _without_shared_memory([_zeros_like(t) if g is None else g for t, g in zip(leaves, every, strict=True)])
 
 
-def _zeros(like: Tensor) -> Tensor:
+def _zeros_like(like: Tensor) -> Tensor:
     """Return contiguous zeros in the shape and dtype of a tensor."""
     return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
-def _sinks(problem: Problem) -> list[Tensor]:
+def _sink_as_list(problem: Problem) -> list[Tensor]:
     """Return the sink of a problem, if it has one."""
     return [] if problem.sink is None else [problem.sink]
 
 
-def _empty(*tensors: Tensor) -> list[Tensor]:
+def _empty_tensors(*tensors: Tensor) -> list[Tensor]:
     """Return contiguous tensors of these shapes and dtypes, for a trace."""
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
 
@@ -81,7 +81,7 @@ def _lse_form(q: Tensor, keep: bool) -> Tensor:
     return online.empty_lse(tuple(q.shape[:3]), q.device) if keep else q.new_empty(0, dtype=sum_dtype(q.device))
 
 
-def _differentiable(grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+def _floating_point_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of tensors of floating point, None for the others."""
     return [g if t.is_floating_point() else None for g, t in zip(grads, tensors, strict=True)]
 
@@ -99,7 +99,7 @@ def pool(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str, keep
         of = Described(text, q, k, tensors)
         out, known = operations.multiply(of.problem, v, of.plan, of.dropout)
         lse = _exact_lse(of, known) if keep else _lse_form(q, keep)
-        out, lse = _own([out, lse])
+        out, lse = _without_shared_memory([out, lse])
     return out, lse
 
 
@@ -117,7 +117,7 @@ def pool_backward(
 
     `text` and `tensors` describe the problem beside its tokens, see `Described`; `grad` is the gradient in `out`.
     """
-    leaves = _leaves(q, k, *tensors)
+    leaves = _graph_leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
         problem = of.problem
@@ -134,9 +134,9 @@ def pool_backward(
             d_v, d_sink, found = autograd.product_gradients(
                 request, inputs, values, problem.sink, lse, out.to(dtype), grad.to(dtype)
             )
-        d_q, d_k, *rest = _pulled_back([*inputs, *_sinks(problem)], [*found, d_sink], leaves)
-    d_v = _zeros(v) if d_v is None else d_v.to(v.dtype)
-    return _own([d_q, d_k, d_v, *rest])
+        d_q, d_k, *rest = _pulled_back([*inputs, *_sink_as_list(problem)], [*found, d_sink], leaves)
+    d_v = _zeros_like(v) if d_v is None else d_v.to(v.dtype)
+    return _without_shared_memory([d_q, d_k, d_v, *rest])
 
 
 @pool_backward.register_fake
@@ -144,7 +144,7 @@ def _(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
     # Shapes and dtypes of the results, for a trace without numbers.
-    return _empty(q, k, v, *tensors)
+    return _empty_tensors(q, k, v, *tensors)
 
 
 def _pool_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -158,7 +158,7 @@ def _pool_gradient(ctx: Any, grad: Tensor, _: Tensor) -> Any:
     """Return the gradients in the arguments of `pool`; None for text and flag."""
     out, lse, q, k, v, *tensors = ctx.saved_tensors
     d_q, d_k, d_v, *rest = pool_backward(grad, out, lse, q, k, v, tensors, ctx.text)
-    return d_q, d_k, d_v, _differentiable(rest, tensors), None, None
+    return d_q, d_k, d_v, _floating_point_gradients(rest, tensors), None, None
 
 
 pool.register_autograd(_pool_gradient, setup_context=_pool_setup)
@@ -176,7 +176,7 @@ def pool_transposed(q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text
     with torch.no_grad():
         of = Described(text, q, k, tensors)
         lse = online.widened(operations.log_sum_exp(of.problem, of.plan))
-        out, lse = _own([operations.multiply_transposed(of.problem, x, lambda: lse, of.plan), lse])
+        out, lse = _without_shared_memory([operations.multiply_transposed(of.problem, x, lambda: lse, of.plan), lse])
     return out, lse
 
 
@@ -194,7 +194,7 @@ def pool_transposed_backward(
 
     `text` and `tensors` describe the problem beside its tokens, see `Described`; `grad` is the gradient in the product.
     """
-    leaves = _leaves(q, k, *tensors)
+    leaves = _graph_leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
         problem = of.problem
@@ -203,14 +203,14 @@ def pool_transposed_backward(
         inputs = request.inputs()
         with torch.no_grad(), public("backward of A.mT @ x"):
             d_x, d_sink, found = autograd.transposed_gradients(request, inputs, x, problem.sink, lse, grad)
-        d_q, d_k, *rest = _pulled_back([*inputs, *_sinks(problem)], [*found, d_sink], leaves)
-    return _own([d_q, d_k, d_x, *rest])
+        d_q, d_k, *rest = _pulled_back([*inputs, *_sink_as_list(problem)], [*found, d_sink], leaves)
+    return _without_shared_memory([d_q, d_k, d_x, *rest])
 
 
 @pool_transposed_backward.register_fake
 def _(grad: Tensor, lse: Tensor, q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text: str) -> list[Tensor]:
     # Shapes and dtypes of the results, for a trace without numbers.
-    return _empty(q, k, x, *tensors)
+    return _empty_tensors(q, k, x, *tensors)
 
 
 def _transposed_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -224,7 +224,7 @@ def _transposed_gradient(ctx: Any, grad: Tensor, _: Tensor) -> Any:
     """Return the gradients in the arguments of `pool_transposed`; None for the text."""
     lse, q, k, x, *tensors = ctx.saved_tensors
     d_q, d_k, d_x, *rest = pool_transposed_backward(grad, lse, q, k, x, tensors, ctx.text)
-    return d_q, d_k, d_x, _differentiable(rest, tensors), None
+    return d_q, d_k, d_x, _floating_point_gradients(rest, tensors), None
 
 
 pool_transposed.register_autograd(_transposed_gradient, setup_context=_transposed_setup)
@@ -248,10 +248,10 @@ def statistics(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: boo
         lse = _exact_lse(of, known) if keep or any(are_lse) else _lse_form(q, keep)
         given = iter(found)
         results = [online.rounded(lse) if of_lse else next(given) for of_lse in are_lse]
-        return _own([*tensors_in(results), lse if keep else _lse_form(q, keep)])
+        return _without_shared_memory([*tensors_in(results), lse if keep else _lse_form(q, keep)])
 
 
-def _forms(q: Tensor, k: Tensor, tensors: list[Tensor], text: str) -> list[Any]:
+def _result_forms(q: Tensor, k: Tensor, tensors: list[Tensor], text: str) -> list[Any]:
     """Return shape and dtype (`TensorForm`) of each result of the statistics that a text asks for."""
     problem = Problem(q, k, ScaledDot(), None, None)  # forms depend on sizes and dtypes alone
     return [statistic.forms(problem) for statistic in statistics_in(text, tensors)]
@@ -267,7 +267,7 @@ def flat_forms(forms: Any) -> list[TensorForm]:
 @statistics.register_fake
 def _(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: bool) -> list[Tensor]:
     # Shapes and dtypes of the results, for a trace without numbers.
-    forms = flat_forms(_forms(q, k, tensors, text))
+    forms = flat_forms(_result_forms(q, k, tensors, text))
     return [*(q.new_empty(shape, dtype=dtype) for shape, dtype in forms), _lse_form(q, keep)]
 
 
@@ -279,7 +279,7 @@ def statistics_backward(
 
     `text` and `tensors` describe the problem beside its tokens, and the statistics, see `Described`.
     """
-    leaves = _leaves(q, k, *tensors)
+    leaves = _graph_leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
         every = results_of([statistic.forms(of.problem) for statistic in of.asked], list(results))
@@ -297,7 +297,7 @@ def _(
     grads: list[Tensor], results: list[Tensor], lse: Tensor, q: Tensor, k: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
     # Shapes and dtypes of the results, for a trace without numbers.
-    return _empty(q, k, *tensors)
+    return _empty_tensors(q, k, *tensors)
 
 
 def results_of(forms: Any, tensors: list[Tensor]) -> Any:
@@ -324,7 +324,7 @@ def _statistics_gradient(ctx: Any, grads: Any) -> Any:
         torch.zeros_like(t) if g is None else g for t, g in zip(results, grads, strict=False) if t.is_floating_point()
     ]
     d_q, d_k, *rest = statistics_backward(given, results, lse, q, k, tensors, ctx.text)
-    return d_q, d_k, _differentiable(rest, tensors), None, None
+    return d_q, d_k, _floating_point_gradients(rest, tensors), None, None
 
 
 statistics.register_autograd(_statistics_gradient, setup_context=_statistics_setup)
@@ -348,7 +348,7 @@ def cells(
         lse = online.widened(operations.log_sum_exp(of.problem, of.plan)) if keep else None
         at = place_of(of.problem, as_range(rows), as_range(columns))  # tiles of a range can be skipped
         found = operations.cells(of.problem, at, of.plan, lse, "logits" if logits else "weights")
-        found, lse = _own([found, _lse_form(q, keep) if lse is None else lse])
+        found, lse = _without_shared_memory([found, _lse_form(q, keep) if lse is None else lse])
     return found, lse
 
 
@@ -379,7 +379,7 @@ def cells_backward(
     `text` and `tensors` describe the problem beside its tokens, see `Described`; `found` are the cells, and `grad` is
     the gradient in them.
     """
-    leaves = _leaves(q, k, *tensors)
+    leaves = _graph_leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
         # The read is recorded without computing it: its result and log-sum-exp are known.
@@ -402,7 +402,7 @@ def _(
     logits: bool,
 ) -> list[Tensor]:
     # Shapes and dtypes of the results, for a trace without numbers.
-    return _empty(q, k, *tensors)
+    return _empty_tensors(q, k, *tensors)
 
 
 def _cells_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -416,7 +416,7 @@ def _cells_gradient(ctx: Any, grad: Tensor, _: Tensor) -> Any:
     """Return the gradients in the arguments of `cells`; None for places, text and flags."""
     found, lse, q, k, rows, columns, *tensors = ctx.saved_tensors
     d_q, d_k, *rest = cells_backward(grad, found, lse, q, k, rows, columns, tensors, ctx.text, ctx.logits)
-    return d_q, d_k, None, None, _differentiable(rest, tensors), None, None, None
+    return d_q, d_k, None, None, _floating_point_gradients(rest, tensors), None, None, None
 
 
 cells.register_autograd(_cells_gradient, setup_context=_cells_setup)

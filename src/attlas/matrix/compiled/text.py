@@ -27,26 +27,26 @@ from attlas.scores import Score
 from attlas.scores.placed import PlacedScore
 
 
-def _classes(module: ModuleType, base: type) -> dict[str, Any]:
+def _exported_classes(module: ModuleType, base: type) -> dict[str, Any]:
     """Return the classes of a module's exported names that are subclasses of `base`."""
     every = ((name, getattr(module, name)) for name in module.__all__)
     return {name: kind for name, kind in every if isinstance(kind, type) and issubclass(kind, base)}
 
 
 # What a statistic is made of, by its class: the arguments of the class are its attributes.
-_SETTINGS: dict[type[Statistic], tuple[str, ...]] = {
+_SETTINGS_OF_STATISTIC: dict[type[Statistic], tuple[str, ...]] = {
     kind: tuple(inspect.signature(kind).parameters)
-    for kind in (LogSumExp, *_classes(stats, Statistic).values())
+    for kind in (LogSumExp, *_exported_classes(stats, Statistic).values())
     if kind is not Statistic
 }
 
 # Only these are made again from a text.
-_CLASSES: dict[str, Any] = {
-    **_classes(scores, Score),
+_CLASSES_BY_NAME: dict[str, Any] = {
+    **_exported_classes(scores, Score),
     "PlacedScore": PlacedScore,
-    **_classes(masks, Mask),
+    **_exported_classes(masks, Mask),
     "RunPerRow": RunPerRow,
-    **{kind.__name__: kind for kind in _SETTINGS},
+    **{kind.__name__: kind for kind in _SETTINGS_OF_STATISTIC},
 }
 
 
@@ -101,13 +101,13 @@ def problem_text(
         "dropout": dropout,
         "learned": learned,
     }
-    text = "{" + ", ".join([f'"{name}": {_text(part, tensors)}' for name, part in parts.items()]) + "}"
+    text = "{" + ", ".join([f'"{name}": {_as_json(part, tensors)}' for name, part in parts.items()]) + "}"
     if problem.detached:
         tensors[first:] = [t.detach() for t in tensors[first:]]
     return text
 
 
-def _text(value: Any, tensors: list[Tensor]) -> str:
+def _as_json(value: Any, tensors: list[Tensor]) -> str:
     """Return a setting, or what is made of settings, as JSON; a tensor is its place in the list."""
     if isinstance(value, Tensor):
         tensors.append(value)
@@ -121,24 +121,24 @@ def _text(value: Any, tensors: list[Tensor]) -> str:
     if isinstance(value, int):
         return str(operator.index(value))  # a constant, also where torch.compile lets numbers vary
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join([_text(part, tensors) for part in value]) + "]"
+        return "[" + ", ".join([_as_json(part, tensors) for part in value]) + "]"
     if isinstance(value, (range, slice)):
         name = "range" if isinstance(value, range) else "slice"
-        return '{"' + name + '": ' + _text((value.start, value.stop, value.step), tensors) + "}"
-    name, settings = _settings(value)
-    parts = [f'"{key}": {_text(setting, tensors)}' for key, setting in settings.items()]
+        return '{"' + name + '": ' + _as_json((value.start, value.stop, value.step), tensors) + "}"
+    name, settings = _class_and_settings(value)
+    parts = [f'"{key}": {_as_json(setting, tensors)}' for key, setting in settings.items()]
     return '{"class": "' + name + '", "settings": {' + ", ".join(parts) + "}}"
 
 
-def _settings(value: Any) -> tuple[str, dict[str, Any]]:
+def _class_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
     """Return the class name of a score, mask or statistic, and the settings that it is made of."""
     name = type(value).__name__
     if isinstance(value, RunPerRow):  # whatever it was made of, its runs are all that it says
         return "RunPerRow", {"first": value.first, "stop": value.stop}
-    if _CLASSES.get(name) is not type(value):
+    if _CLASSES_BY_NAME.get(name) is not type(value):
         raise NoTextError(name)
     if isinstance(value, Statistic):
-        return name, {key: getattr(value, key) for key in _SETTINGS[type(value)]}
+        return name, {key: getattr(value, key) for key in _SETTINGS_OF_STATISTIC[type(value)]}
     settings = value.to_dict()
     if settings is None:
         raise NoTextError(name)
@@ -175,38 +175,38 @@ class Described:
     """
 
     def __init__(self, text: str, q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> None:
-        data = _parsed(text)
+        data = _parsed_text(text)
         take = tensors.__getitem__
         sink = None if data["sink"] is None else take(data["sink"]["tensor"])
         ids = None if data["ids"] is None else tuple(take(t["tensor"]) for t in data["ids"])
-        score, mask = _made(data["score"], take), _made(data["mask"], take)
+        score, mask = _object_from_text(data["score"], take), _object_from_text(data["mask"], take)
         self.problem = Problem(q, k, score, mask, sink, ids)
         self.plan = Plan(*data["plan"])
-        self.asked: tuple[Statistic, ...] = _made(data["asked"], take)
+        self.asked: tuple[Statistic, ...] = _object_from_text(data["asked"], take)
         self.learned: bool = data["learned"]
         self.dropout: Dropout | None = None
         if data["dropout"] is not None:
-            p, seed = _made(data["dropout"], take)
+            p, seed = _object_from_text(data["dropout"], take)
             self.dropout = Dropout(p, int(seed))
 
 
 def statistics_in(text: str, tensors: Sequence[Tensor]) -> tuple[Statistic, ...]:
     """Return the statistics that a text asks for; the tensors may have no numbers."""
-    asked: tuple[Statistic, ...] = _made(_parsed(text)["asked"], tensors.__getitem__)
+    asked: tuple[Statistic, ...] = _object_from_text(_parsed_text(text)["asked"], tensors.__getitem__)
     return asked
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed_text(text: str) -> dict[str, Any]:
     """Return the text as plain data; one that was parsed before is not parsed again."""
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 
 
-def _made(value: Any, take: Callable[[int], Tensor]) -> Any:
+def _object_from_text(value: Any, take: Callable[[int], Tensor]) -> Any:
     """Return what a part of a text describes; `take` returns the tensor of a number."""
     if isinstance(value, list):
-        return tuple(_made(part, take) for part in value)
+        return tuple(_object_from_text(part, take) for part in value)
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
@@ -217,8 +217,8 @@ def _made(value: Any, take: Callable[[int], Tensor]) -> Any:
         return range(*value["range"])
     if "slice" in value:
         return slice(*value["slice"])
-    kind = _CLASSES[value["class"]]
-    settings = {key: _made(part, take) for key, part in value["settings"].items()}
+    kind = _CLASSES_BY_NAME[value["class"]]
+    settings = {key: _object_from_text(part, take) for key, part in value["settings"].items()}
     if not issubclass(kind, (Score, Mask)) or kind is RunPerRow:
         return kind(**settings)
     given = [t for t in settings.values() if isinstance(t, Tensor)]

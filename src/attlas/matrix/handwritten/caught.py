@@ -23,11 +23,11 @@ from attlas.matrix.handwritten.scope import Scope, current, entered
 from attlas.matrix.handwritten.state import Product, State
 from attlas.matrix.handwritten.steps import Step
 
-_lock = threading.Lock()
-_blocks = 0
+_patches_lock = threading.Lock()
+_open_blocks = 0
 _patches = ExitStack()  # open while a block is
-_NAMES = ("matmul", "bmm", "baddbmm", "einsum", "softmax")
-_METHODS = ("matmul", "bmm", "baddbmm", "__matmul__", "softmax")
+_CAUGHT_FUNCTIONS = ("matmul", "bmm", "baddbmm", "einsum", "softmax")
+_CAUGHT_METHODS = ("matmul", "bmm", "baddbmm", "__matmul__", "softmax")
 
 
 @contextmanager
@@ -40,40 +40,42 @@ def catching(scope: Scope) -> Iterator[None]:
     a call more. What holds it elsewhere, code inside torch.compile and scripts of torch.jit keep torch's, and compute
     as before.
     """
-    global _blocks  # noqa: PLW0603 - how many blocks are open
-    with _lock:
-        if not _blocks:
-            _patches.enter_context(_replaced())
-        _blocks += 1
+    global _open_blocks  # noqa: PLW0603 - how many blocks are open
+    with _patches_lock:
+        if not _open_blocks:
+            _patches.enter_context(_products_replaced())
+        _open_blocks += 1
     try:
         with entered(scope):
             yield
     finally:
-        with _lock:
-            _blocks -= 1
-            if not _blocks:
+        with _patches_lock:
+            _open_blocks -= 1
+            if not _open_blocks:
                 _patches.close()
 
 
 @contextmanager
-def _replaced() -> Iterator[None]:
+def _products_replaced() -> Iterator[None]:
     """Replace torch's products and softmax, as functions and as methods, for a ``with`` block."""
     makers: dict[str, Callable[..., Any]] = {
-        "matmul": _product,
-        "bmm": _product,
-        "__matmul__": _product,
-        "baddbmm": _baddbmm,
-        "einsum": _einsum,
-        "softmax": _softmax,
+        "matmul": _logits_of_matmul,
+        "bmm": _logits_of_matmul,
+        "__matmul__": _logits_of_matmul,
+        "baddbmm": _logits_of_baddbmm,
+        "einsum": _logits_of_einsum,
+        "softmax": _count_plain_softmax,
     }
     of_tensors = makers | {"softmax": _softmax_of_model}
-    functions = {getattr(torch, name): _replacement(getattr(torch, name), makers[name]) for name in _NAMES}
-    functions[functional.softmax] = _replacement(functional.softmax, _softmax)
-    methods = [(name, vars(Tensor).get(name), getattr(Tensor, name)) for name in _METHODS]
+    functions = {
+        getattr(torch, name): _replacement_of(getattr(torch, name), makers[name]) for name in _CAUGHT_FUNCTIONS
+    }
+    functions[functional.softmax] = _replacement_of(functional.softmax, _count_plain_softmax)
+    methods = [(name, vars(Tensor).get(name), getattr(Tensor, name)) for name in _CAUGHT_METHODS]
     apply = vars(torch.autograd.Function)["apply"]
     for name, _, value in methods:
-        setattr(Tensor, name, _replacement(value, of_tensors[name]))
-    torch.autograd.Function.apply = classmethod(_applied)  # type: ignore[assignment, method-assign]
+        setattr(Tensor, name, _replacement_of(value, of_tensors[name]))
+    torch.autograd.Function.apply = classmethod(_apply_to_numbers)  # type: ignore[assignment, method-assign]
     try:
         with replaced_everywhere(functions):
             yield
@@ -86,7 +88,7 @@ def _replaced() -> Iterator[None]:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
-def _replacement(original: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
+def _replacement_of(original: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that stands for one of torch's: `make` gives lazy logits, or NotImplemented."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -103,20 +105,20 @@ def _replacement(original: Callable[..., Any], make: Callable[..., Any]) -> Call
     return run
 
 
-def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply_to_numbers(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function with a backward of its own with numbers: it sees no operation that a lazy tensor could follow."""
     if any(isinstance(part, Uncomputed) for part in tree_leaves((args, kwargs))):  # else its lists stay what they are
         args, kwargs = tree_map_only(Uncomputed, lambda part: part.written_out(cls.__name__), (args, kwargs))
-    return _apply(cls, *args, **kwargs)
+    return _TORCH_APPLY(cls, *args, **kwargs)
 
 
-_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]  # a class method
+_TORCH_APPLY = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]  # a class method
 
 
 # ------------------------------------------------------------------------------------------------------------- products
 
 
-def _product(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _logits_of_matmul(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return ``q @ k.mT`` as lazy logits; NotImplemented for any other product."""
     if kwargs or len(args) != 2:
         return NotImplemented
@@ -128,10 +130,12 @@ def _product(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], 
     # coordinates.
     if not (is_transposed or b.shape[-2] < b.shape[-1]) or not _is_of_model():
         return NotImplemented
-    return _logits(original, (a, b), a, b.mT, (), is_certain=is_transposed)
+    return _lazy_logits(original, (a, b), a, b.mT, (), is_certain=is_transposed)
 
 
-def _baddbmm(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _logits_of_baddbmm(
+    scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Return the logits of ``beta * bias + alpha * q @ k.mT``; NotImplemented for another product."""
     given = dict(zip(("input", "batch1", "batch2"), args, strict=False)) | kwargs
     beta, alpha = given.pop("beta", 1), given.pop("alpha", 1)
@@ -143,7 +147,7 @@ def _baddbmm(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], 
     if not _may_be_logits(a, b.shape[-2], b.shape[-1]) or not _is_transposed(b) or not _is_of_model():
         return NotImplemented
     steps = () if alpha == 1 else (Step("scale", numbers=(float(alpha),)),)
-    logits = _logits(original, args, a, b.mT, steps, kwargs=kwargs)
+    logits = _lazy_logits(original, args, a, b.mT, steps, kwargs=kwargs)
     if logits is NotImplemented or beta == 0:
         return logits
     t = logits.operand(bias)
@@ -155,7 +159,7 @@ def _baddbmm(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], 
     return logits
 
 
-def _einsum(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _logits_of_einsum(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the logits of an einsum that sums over the last axis of queries and keys; NotImplemented for another."""
     if kwargs or not args or not isinstance(args[0], str):
         return NotImplemented
@@ -177,23 +181,23 @@ def _einsum(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], k
     if len(summed) != 1 or not alone or not summed <= {*first} & {*second} or {*first, *second} - summed != {*out}:
         return NotImplemented
     (c,) = summed
-    q, k = _arranged(a, first, [*lead, i, c]), _arranged(b, second, [*lead, j, c])
+    q, k = _axes_in_order(a, first, [*lead, i, c]), _axes_in_order(b, second, [*lead, j, c])
     if not _may_be_logits(q, k.shape[-1], k.shape[-2]) or not _is_of_model():
         return NotImplemented
     # Keys whose summed axis lies last, or after that of the tokens, were written for a product of queries and keys.
     is_certain = first[-1] == second[-1] == c or second.index(c) > second.index(j)
     if not is_certain and k.shape[-1] >= k.shape[-2]:
         return NotImplemented
-    return _logits(original, args, q, k, (), is_certain=is_certain)
+    return _lazy_logits(original, args, q, k, (), is_certain=is_certain)
 
 
-def _arranged(t: Tensor, letters: str, wanted: list[str]) -> Tensor:
+def _axes_in_order(t: Tensor, letters: str, wanted: list[str]) -> Tensor:
     """Return a tensor with its axes in an order, and an axis of size 1 for each letter that it lacks."""
     t = t.permute([letters.index(letter) for letter in wanted if letter in letters])
     return t[tuple(slice(None) if letter in letters else None for letter in wanted)]
 
 
-def _logits(
+def _lazy_logits(
     original: Callable[..., Any],
     args: tuple[Any, ...],
     q: Tensor,
@@ -267,7 +271,9 @@ def _is_of_model() -> bool:
 # -------------------------------------------------------------------------------------------------------------- softmax
 
 
-def _softmax(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _count_plain_softmax(
+    scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Count a softmax of numbers that may be logits: their product was not found to be one of queries and keys."""
     x: Any = args[0] if args else kwargs.get("input")
     if _is_tensor(x) and x.ndim > 2 and x.shape[-1] > 1 and x.shape[-2] > 1 and _is_of_model():
@@ -279,4 +285,4 @@ def _softmax_of_model(scope: Scope, original: Callable[..., Any], args: tuple[An
     """Count a softmax called as a method, unless torch's own function calls it, which was counted."""
     if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
         return NotImplemented
-    return _softmax(scope, original, args, kwargs)
+    return _count_plain_softmax(scope, original, args, kwargs)

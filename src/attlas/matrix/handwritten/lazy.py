@@ -14,17 +14,17 @@ from attlas.matrix.handwritten.scope import current, left
 from attlas.matrix.protocol import LazyTensor
 
 # Operators by their methods: `__radd__` has its sides exchanged, `__iadd__` changes its left side.
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-_OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "bool", "float", "int", "index",
-           "contains", "complex")  # fmt: skip
-_PLAIN = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub",
-          "clip": "clamp", "negative": "neg"}  # fmt: skip
-_VIEWS = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand",
-          "expand_as"}  # fmt: skip
-_COPIES = {"contiguous", "clone"}
-_CASTS = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
-_NEW = {"new_zeros", "new_ones", "new_full", "new_tensor", "new_empty"}
-_LIKE = {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
+_BINARY_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OTHER_OPERATORS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "bool", "float", "int", "index",
+                    "contains", "complex")  # fmt: skip
+_PLAIN_NAMES = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub",
+                "clip": "clamp", "negative": "neg"}  # fmt: skip
+_VIEW_FUNCTIONS = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand",
+                   "expand_as"}  # fmt: skip
+_COPY_FUNCTIONS = {"contiguous", "clone"}
+_CAST_FUNCTIONS = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
+_NEW_TENSOR_METHODS = {"new_zeros", "new_ones", "new_full", "new_tensor", "new_empty"}
+_LIKE_FUNCTIONS = {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
 
 
 class Call(NamedTuple):
@@ -169,7 +169,7 @@ def called(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
         call = Call(plain, args, kwargs)
         # The class of the first lazy tensor without numbers says what can be done lazily.
         owner = next(part for part in parts if part.computed is None)
-        found = _known(owner, call)
+        found = _result_without_numbers(owner, call)
         if found is not NotImplemented:
             if not in_place:
                 return found
@@ -181,7 +181,7 @@ def called(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     return function(*args, **kwargs)
 
 
-def _known(owner: Uncomputed, call: Call) -> Any:
+def _result_without_numbers(owner: Uncomputed, call: Call) -> Any:
     """Return what a lazy tensor gives without its numbers; NotImplemented where it needs them."""
     name = call.name
     if "out" in call.kwargs:
@@ -190,16 +190,16 @@ def _known(owner: Uncomputed, call: Call) -> Any:
         return type(owner).known[name](owner, call)
     if not call.args or call.args[0] is not owner:
         return _form_of(owner, call)
-    if name in _VIEWS:
-        return _viewed(owner, call)
-    if name in _COPIES:
+    if name in _VIEW_FUNCTIONS:
+        return _view_of(owner, call)
+    if name in _COPY_FUNCTIONS:
         return owner if name == "contiguous" else owner.copied()
-    if name in _CASTS or name in ("to", "type", "type_as"):
+    if name in _CAST_FUNCTIONS or name in ("to", "type", "type_as"):
         dtype = _dtype_of(owner, call)
         return NotImplemented if dtype is None else owner if dtype is owner.dtype else owner.cast(dtype)
-    if name in _NEW:
+    if name in _NEW_TENSOR_METHODS:
         return getattr(torch.empty(0, dtype=owner.dtype, device=owner.device), name)(*call.args[1:], **call.kwargs)
-    if name in _LIKE:
+    if name in _LIKE_FUNCTIONS:
         form = torch.empty((), dtype=owner.dtype, device=owner.device).expand(owner.shape)
         return getattr(torch, name)(form, *call.args[1:], **call.kwargs)
     return NotImplemented
@@ -219,15 +219,15 @@ def _plain_name(name: str) -> tuple[str, bool]:
     """Return the name of an operation without underscores, and whether it changes its first argument."""
     if name.startswith("__"):
         plain = name.strip("_")
-        in_place = plain.startswith("i") and plain[1:] in _OPERATORS
-        if plain[:1] in ("i", "r") and plain[1:] in _OPERATORS:
+        in_place = plain.startswith("i") and plain[1:] in _BINARY_OPERATORS
+        if plain[:1] in ("i", "r") and plain[1:] in _BINARY_OPERATORS:
             # "rsub" is a function of its own; sums and products have no sides.
             plain = plain if plain in ("rsub", "rtruediv", "rmatmul", "rpow") else plain[1:]
-        return _PLAIN.get(plain, plain), in_place
-    return _PLAIN.get(name.rstrip("_"), name.strip("_")), name.endswith("_")
+        return _PLAIN_NAMES.get(plain, plain), in_place
+    return _PLAIN_NAMES.get(name.rstrip("_"), name.strip("_")), name.endswith("_")
 
 
-def _viewed(owner: Uncomputed, call: Call) -> Any:
+def _view_of(owner: Uncomputed, call: Call) -> Any:
     """Return the lazy tensor with another shape, which torch computes on a meta tensor."""
     if any(isinstance(part, torch.dtype) for part in call.args[1:]) or "dtype" in call.kwargs:
         return NotImplemented
@@ -245,8 +245,8 @@ def _viewed(owner: Uncomputed, call: Call) -> Any:
 def _dtype_of(owner: Uncomputed, call: Call) -> torch.dtype | None:
     """Return the dtype of a cast to floating point; None for anything else."""
     rest = call.args[1:]
-    if call.name in _CASTS:
-        return _CASTS[call.name]
+    if call.name in _CAST_FUNCTIONS:
+        return _CAST_FUNCTIONS[call.name]
     if call.name == "type_as":
         given: Any = rest[0]
         dtype, device = given.dtype, given.device
@@ -267,7 +267,7 @@ def _dtype_of(owner: Uncomputed, call: Call) -> torch.dtype | None:
     return dtype if same_device and dtype.is_floating_point else None
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _operator_method(name: str) -> Callable[..., Any]:
     """Return the method of an operator such as ``__add__``, which `called` computes."""
     function = getattr(Tensor, name, None)
 
@@ -278,9 +278,14 @@ def _operator(name: str) -> Callable[..., Any]:
     return run
 
 
-for _name in (*_OPERATORS, *(f"r{name}" for name in _OPERATORS), *(f"i{name}" for name in _OPERATORS), *_OTHERS):
+for _name in (
+    *_BINARY_OPERATORS,
+    *(f"r{name}" for name in _BINARY_OPERATORS),
+    *(f"i{name}" for name in _BINARY_OPERATORS),
+    *_OTHER_OPERATORS,
+):
     if hasattr(Tensor, f"__{_name}__"):
-        setattr(Uncomputed, f"__{_name}__", _operator(f"__{_name}__"))
+        setattr(Uncomputed, f"__{_name}__", _operator_method(f"__{_name}__"))
 Uncomputed.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality is that of cells, as of tensors
 
 

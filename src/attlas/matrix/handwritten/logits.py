@@ -122,9 +122,9 @@ class Logits(Uncomputed):
 
     # ------------------------------------------------------------------------------------------------ operations
 
-    def _add(self, call: Call) -> Any:
+    def _call_add(self, call: Call) -> Any:
         """Add or subtract a number, a tensor, a mask or other logits."""
-        sides = _sides(call)
+        sides = _operands_and_factor(call)
         if sides is None:
             return NotImplemented
         a, b, alpha = sides
@@ -132,13 +132,13 @@ class Logits(Uncomputed):
         if call.name == "rsub":  # b - a
             a, b, sign = b, a, -alpha
         if a is not self:  # b is: a ± sign * self
-            return _negated(self, a, sign)
-        return self._plus(b, sign)
+            return _other_plus_signed(self, a, sign)
+        return self._plus_multiple(b, sign)
 
-    def _plus(self, other: Any, sign: float) -> Any:
+    def _plus_multiple(self, other: Any, sign: float) -> Any:
         """Return the logits plus something times a number."""
         if isinstance(other, Logits) and other.computed is None:
-            joined = _joined(self, other, sign)
+            joined = _sum_as_one_product(self, other, sign)
             if joined is not None:
                 return joined
             other = other.written_out("add") if other.is_counted else other.to_dense()
@@ -148,16 +148,21 @@ class Logits(Uncomputed):
             return self.after(Step("shift", numbers=(float(other) * sign,)))
         found = _mask_in(other)
         if found is not None:
-            if sign == 1.0 and len(self.shape) == 4 and self.is_matrix and _fits(tuple(other.shape), self.state.sizes):
+            if (
+                sign == 1.0
+                and len(self.shape) == 4
+                and self.is_matrix
+                and _fits_queries_and_keys(tuple(other.shape), self.state.sizes)
+            ):
                 dtype = torch.promote_types(self.dtype, other.dtype)
                 return self.after(Step("hide", (other,), mask=found[0]), dtype)
             other = torch.clone(other + 0.0)  # as numbers: one row of keys, or a form that a matrix does not have
         t = self.operand(other)
         return NotImplemented if t is None else self.after(Step("add", (t,), (sign,)), self.promoted(other))
 
-    def _multiply(self, call: Call) -> Any:
+    def _call_multiply(self, call: Call) -> Any:
         """Multiply with a number or a tensor."""
-        sides = _sides(call)
+        sides = _operands_and_factor(call)
         if sides is None or all(isinstance(side, Uncomputed) for side in sides[:2]):
             return NotImplemented
         other = sides[1] if sides[0] is self else sides[0]
@@ -168,9 +173,9 @@ class Logits(Uncomputed):
         t = self.operand(other)
         return NotImplemented if t is None else self.after(Step("multiply", (t,)), self.promoted(other))
 
-    def _divide(self, call: Call) -> Any:
+    def _call_divide(self, call: Call) -> Any:
         """Divide by a number or a tensor."""
-        sides = _sides(call)
+        sides = _operands_and_factor(call)
         if sides is None or sides[0] is not self or isinstance(sides[1], Uncomputed) or "rounding_mode" in call.kwargs:
             return NotImplemented
         other = sides[1]
@@ -181,18 +186,18 @@ class Logits(Uncomputed):
         t = self.operand(other)
         return NotImplemented if t is None else self.after(Step("divide", (t,)), self.promoted(other))
 
-    def _negate(self, call: Call) -> Any:
+    def _call_negate(self, call: Call) -> Any:
         """Change the sign."""
         return self.after(Step("scale", numbers=(-1.0,)))
 
-    def _fill(self, call: Call) -> Any:
+    def _call_masked_fill(self, call: Call) -> Any:
         """Fill a number where a mask is True."""
         args = (*call.args[1:], *(call.kwargs[name] for name in ("mask", "value") if name in call.kwargs))
         if not call.args or call.args[0] is not self or len(args) != 2:
             return NotImplemented
-        return self._filled(args[0], args[1])
+        return self._with_filled_cells(args[0], args[1])
 
-    def _filled(self, mask: Any, value: Any, *, inverted: bool = False) -> Any:
+    def _with_filled_cells(self, mask: Any, value: Any, *, inverted: bool = False) -> Any:
         """Return the logits with a number, or the numbers of a tensor, where a mask is True."""
         if isinstance(mask, Uncomputed) or not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             return NotImplemented
@@ -208,40 +213,40 @@ class Logits(Uncomputed):
             return NotImplemented
         return self.after(Step("choose", (t if inverted else ~t, other)), self.promoted(value))
 
-    def _where(self, call: Call) -> Any:
+    def _call_where(self, call: Call) -> Any:
         """Choose between the logits and a number or a tensor."""
         if call.kwargs or len(call.args) != 3:
             return NotImplemented
         first, second, third = call.args
         if first is self:  # logits.where(condition, other)
-            return self._filled(second, third, inverted=True)
+            return self._with_filled_cells(second, third, inverted=True)
         if second is self:
-            return self._filled(first, third, inverted=True)
-        return self._filled(first, second) if third is self else NotImplemented
+            return self._with_filled_cells(first, third, inverted=True)
+        return self._with_filled_cells(first, second) if third is self else NotImplemented
 
-    def _clamp(self, call: Call) -> Any:
+    def _call_clamp(self, call: Call) -> Any:
         """Keep the logits between two numbers."""
         names = {"clamp": ("min", "max"), "clamp_min": ("min",), "clamp_max": ("max",)}[call.name]
         given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
-        bounds = [_bound(given.get(name)) for name in ("min", "max")]
+        bounds = [_bound_as_number(given.get(name)) for name in ("min", "max")]
         if call.args[0] is not self or not given.keys() <= {"min", "max"} or NotImplemented in bounds:
             return NotImplemented
         return self.after(Step("clamp", numbers=tuple(bounds)))
 
-    def _larger(self, call: Call) -> Any:
+    def _call_max_or_min(self, call: Call) -> Any:
         """Compute max, maximum or minimum: with a number a clamp, else the largest of each row."""
         others = [part for part in call.args if part is not self]
         if len(call.args) == 2 and len(others) == 1 and not call.kwargs and is_plain(others[0]):
-            bound = _bound(others[0])
+            bound = _bound_as_number(others[0])
             if bound is not NotImplemented:
                 return self.after(Step("clamp", numbers=(bound, None) if call.name != "minimum" else (None, bound)))
-        return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
+        return self._row_maxima(call) if call.name == "max" and call.args[0] is self else NotImplemented
 
-    def _tanh(self, call: Call) -> Any:
+    def _call_tanh(self, call: Call) -> Any:
         """Add a tanh to the steps."""
         return self.after(Step("tanh"))
 
-    def _largest(self, call: Call) -> Any:
+    def _row_maxima(self, call: Call) -> Any:
         """Return the largest logit of each row, from one pass over the matrix."""
         given = dict(zip(("dim", "keepdim"), call.args[1:], strict=False)) | call.kwargs
         dim, keepdim = given.get("dim", given.get("axis")), bool(given.get("keepdim", False))
@@ -255,7 +260,7 @@ class Logits(Uncomputed):
         values = values.to(self.dtype)
         return values if call.name == "amax" else torch.return_types.max((values, keys))
 
-    def _softmax(self, call: Call) -> Any:
+    def _call_softmax(self, call: Call) -> Any:
         """Return the weights of a softmax over the keys."""
         names = ("dim", "_stacklevel", "dtype") if len(call.args) != 3 else ("dim", "dtype")
         given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
@@ -278,9 +283,9 @@ class Logits(Uncomputed):
     def detach(self) -> Any:
         """Return the same logits without a graph, still lazy: who keeps them reads single rows."""
         found = self.computed
-        return Logits(_detached(self.state), tuple(self.shape)) if found is None else found.detach()
+        return Logits(_state_without_graph(self.state), tuple(self.shape)) if found is None else found.detach()
 
-    def _read(self, call: Call) -> Any:
+    def _call_index(self, call: Call) -> Any:
         """Return the logits of some batches, heads, queries and keys, computed of these alone."""
         parts = None if call.kwargs or len(call.args) != 2 else parts_of(call.args[1], tuple(self.shape))
         state, is_whole = self.state, tuple(self.shape) == self.state.sizes
@@ -305,22 +310,22 @@ class Logits(Uncomputed):
         return x[index]
 
     known: ClassVar[dict[str, Callable[[Any, Call], Any]]] = {
-        **dict.fromkeys(("add", "sub", "rsub"), _add),
-        "mul": _multiply,
-        "div": _divide,
-        "neg": _negate,
-        "masked_fill": _fill,
-        "where": _where,
-        **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
-        **dict.fromkeys(("max", "maximum", "minimum"), _larger),
-        "amax": _largest,
-        "tanh": _tanh,
-        **dict.fromkeys(("softmax", "_softmax"), _softmax),
-        "getitem": _read,
+        **dict.fromkeys(("add", "sub", "rsub"), _call_add),
+        "mul": _call_multiply,
+        "div": _call_divide,
+        "neg": _call_negate,
+        "masked_fill": _call_masked_fill,
+        "where": _call_where,
+        **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _call_clamp),
+        **dict.fromkeys(("max", "maximum", "minimum"), _call_max_or_min),
+        "amax": _row_maxima,
+        "tanh": _call_tanh,
+        **dict.fromkeys(("softmax", "_softmax"), _call_softmax),
+        "getitem": _call_index,
     }
 
 
-def _detached(state: State) -> State:
+def _state_without_graph(state: State) -> State:
     """Return the same logits without a graph."""
     state.check_unchanged()
     product = replace(state.product, q=state.product.q.detach(), k=state.product.k.detach())
@@ -328,13 +333,13 @@ def _detached(state: State) -> State:
     return replace(state, product=product, steps=tuple(step.detach() for step in state.steps))
 
 
-def _negated(logits: Logits, other: Any, sign: float) -> Any:
+def _other_plus_signed(logits: Logits, other: Any, sign: float) -> Any:
     """Return ``other + sign * logits``."""
     own = logits if sign == 1.0 else logits.after(Step("scale", numbers=(sign,)))
-    return own._plus(other, 1.0)
+    return own._plus_multiple(other, 1.0)
 
 
-def _sides(call: Call) -> tuple[Any, Any, float] | None:
+def _operands_and_factor(call: Call) -> tuple[Any, Any, float] | None:
     """Return both sides of a sum or product, and the factor of the second; None for other arguments."""
     args = (*call.args, *([call.kwargs["other"]] if "other" in call.kwargs else []))
     alpha = call.kwargs.get("alpha", 1)
@@ -353,7 +358,7 @@ def is_plain(t: Any) -> bool:
     return type(t) in (Tensor, nn.Parameter, nn.Buffer) and t.layout is torch.strided and not t.is_complex()
 
 
-def _bound(value: Any) -> Any:
+def _bound_as_number(value: Any) -> Any:
     """Return a bound as a number, or None; NotImplemented for anything else."""
     if value is None or _is_number(value):
         return None if value is None else float(value)
@@ -373,18 +378,18 @@ def _mask_in(t: Any) -> tuple[Mask | None] | None:
     return (mask,) if mask is None or isinstance(mask, Mask) else None
 
 
-def _fits(given: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def _fits_queries_and_keys(given: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     """Return whether a lazy mask has the queries and keys of logits."""
     return len(given) == 4 and given[0] in (1, sizes[0]) and given[1] in (1, sizes[1]) and given[2:] == sizes[2:]
 
 
-def _joined(a: Logits, b: Logits, sign: float) -> Logits | None:
+def _sum_as_one_product(a: Logits, b: Logits, sign: float) -> Logits | None:
     """Return the sum of two plain products as one product: queries and keys are put side by side.
 
     None where either is more than a product times a number.
     """
     first, second = a.state, b.state
-    factors = [_factor(state) for state in (first, second)]
+    factors = [_factor_of_product(state) for state in (first, second)]
     same = a.shape == b.shape and first.sizes == second.sizes and first.dtype is second.dtype
     if not same or None in factors or first.product.lead != second.product.lead:
         return None
@@ -406,7 +411,7 @@ def _joined(a: Logits, b: Logits, sign: float) -> Logits | None:
     return Logits(replace(first, product=product, steps=()), tuple(a.shape))
 
 
-def _factor(state: State) -> float | None:
+def _factor_of_product(state: State) -> float | None:
     """Return the number that a product was multiplied with; None where more was done with it."""
     factor = 1.0
     for step in state.steps:

@@ -19,9 +19,9 @@ from attlas.matrix.handwritten.steps import Step, StepScore
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
-_TOGETHER = 1 << 22  # cells that are computed at once to find the largest of each row
+_CELLS_AT_ONCE = 1 << 22  # cells that are computed at once to find the largest of each row
 # exp of a logit that is this far below another one of its row is 0 in float32.
-_UNDERFLOW = 110.0
+_UNDERFLOW_DISTANCE = 110.0
 # A number below this is a mask whatever the tokens are.
 _SURELY_MASK = -1e30
 # A number above this may be a bias.
@@ -62,7 +62,7 @@ def matrix_of(state: State, *, as_computed: bool = False) -> AttentionMatrix | N
         masks = [step.mask for step in state.steps if step.kind == "hide" and step.mask is not None]
         k = k if k.shape[1] == q.shape[1] else k.expand(-1, q.shape[1], -1, -1)
         matrix = attend(q, k, score=StepScore.of(state.steps), mask=_all_of(masks))
-        return matrix if as_computed or not _may_swallow(state.steps) else _shifted(matrix, state.steps)
+        return matrix if as_computed or not _may_swallow(state.steps) else _with_row_maxima_zero(matrix, state.steps)
 
 
 def _may_swallow(steps: Sequence[Step]) -> bool:
@@ -81,12 +81,12 @@ def largest_of_rows(matrix: AttentionMatrix) -> tuple[Tensor, Tensor]:
     batch, heads, m, n = matrix.weights.shape
     found = [
         matrix.weights.cells(part, range(n), logits=True).max(dim=-1)
-        for part in cut(m, max(_TOGETHER // (batch * heads * n), 1))
+        for part in cut(m, max(_CELLS_AT_ONCE // (batch * heads * n), 1))
     ]
     return torch.cat([part.values for part in found], dim=-1), torch.cat([part.indices for part in found], dim=-1)
 
 
-def _shifted(matrix: AttentionMatrix, steps: Sequence[Step]) -> AttentionMatrix:
+def _with_row_maxima_zero(matrix: AttentionMatrix, steps: Sequence[Step]) -> AttentionMatrix:
     """Return the same weights of logits whose largest in each row is 0.
 
     The log-sum-exp of a row, by which weights are computed again, would be rounded to its largest logit otherwise.
@@ -108,7 +108,7 @@ def _all_of(masks: list[Mask]) -> Mask | None:
     return reduce(lambda a, b: a & b, masks) if masks else None
 
 
-class _Bias(NamedTuple):
+class _BiasFacts(NamedTuple):
     """What is known of a tensor that is added to logits.
 
     Parameters
@@ -133,9 +133,9 @@ class _Bias(NamedTuple):
 
     def hides_below(self, limit: float) -> bool:
         """Return whether its mask gives weights of 0 beside logits of at most `limit`; True where it has none."""
-        return self.hidden is None or self.cut <= _SURELY_MASK or self.cut < -2.0 * limit - _UNDERFLOW
+        return self.hidden is None or self.cut <= _SURELY_MASK or self.cut < -2.0 * limit - _UNDERFLOW_DISTANCE
 
-    def as_bias(self) -> _Bias:
+    def as_bias(self) -> _BiasFacts:
         """Return it as numbers that hide nothing."""
         largest = float(self.whole.detach().abs().amax()) if self.whole.numel() else 0.0
         return self._replace(hidden=None, rest=self.whole, largest=largest)
@@ -175,14 +175,14 @@ class Folded:
                 return True
             case "scale" | "part":
                 number = step.numbers[0] or 0.0
-                return self._times(1.0 / number if step.kind == "part" and number else number)
+                return self._multiply_by(1.0 / number if step.kind == "part" and number else number)
             case "multiply" | "divide":
                 return self._times_tensor(step.tensors[0], inverse=step.kind == "divide")
             case "shift":
                 self.shifted = True
                 return abs(step.numbers[0] or 0.0) <= _LARGEST_SHIFT
             case "add":
-                return self._plus(step.tensors[0], step.numbers[0] or 0.0)
+                return self._add_bias(step.tensors[0], step.numbers[0] or 0.0)
             case "hide":
                 self.masks += [] if step.mask is None else [step.mask]
                 return True
@@ -197,7 +197,7 @@ class Folded:
                 return True
         return False
 
-    def _times(self, factor: float) -> bool:
+    def _multiply_by(self, factor: float) -> bool:
         """Multiply everything so far by a number; False where the form cannot hold that."""
         if not math.isfinite(factor) or factor == 0.0 or (factor < 0.0 and not self.is_product) or self.bounds:
             return False
@@ -223,7 +223,7 @@ class Folded:
                 return False
         return True
 
-    def _plus(self, t: Tensor, factor: float) -> bool:
+    def _add_bias(self, t: Tensor, factor: float) -> bool:
         """Add a tensor as a bias; one that is the same for a whole row is left out.
 
         False where the form cannot hold it.
@@ -242,7 +242,7 @@ class Folded:
         score: Score = SoftCap(ScaledDot(self.scale * self.cap), self.cap) if self.cap else ScaledDot(self.scale)
         if self.is_product:
             return score, None
-        facts = [_about(t, factor) for t, factor in self.biases]
+        facts = [_mask_and_bias_of(t, factor) for t, factor in self.biases]
         floors = [low for low, _ in self.bounds if low is not None]
         ceilings = [high for _, high in self.bounds if high is not None]
         # Numbers that hide a key only if they are far below each logit of its row.
@@ -257,11 +257,11 @@ class Folded:
             facts = [fact if fact.hides_below(limit) else fact.as_bias() for fact in facts]
             limit = self._largest_logit() + sum(fact.largest for fact in facts)
             weakest = max([*floors, *(value for _, value, _ in self.fills)], default=-math.inf)
-            if not (math.isfinite(limit) and weakest < -2.0 * limit - _UNDERFLOW):
+            if not (math.isfinite(limit) and weakest < -2.0 * limit - _UNDERFLOW_DISTANCE):
                 return None
             if any(high < limit for high in ceilings) or not all(fact.hides_below(limit) for fact in facts):
                 return None
-        return self._combined(score, facts)
+        return self._score_and_mask(score, facts)
 
     def _largest_logit(self) -> float:
         """Return a number that no product of queries and keys exceeds."""
@@ -273,13 +273,13 @@ class Folded:
         )
         return float(q * k) * abs(self.scale)
 
-    def _combined(self, score: Score, facts: list[_Bias]) -> tuple[Score, Mask | None] | None:
+    def _score_and_mask(self, score: Score, facts: list[_BiasFacts]) -> tuple[Score, Mask | None] | None:
         """Return score and mask; None where a row sees no key at all."""
         hidden = [(fact.hidden, False) for fact in facts if fact.hidden is not None]
         hidden += [(t, keeps) for t, _, keeps in self.fills]
         masks = list(self.masks)
         if hidden:
-            mask = _allowed(hidden)
+            mask = _mask_of_unhidden(hidden)
             if mask is None:
                 return None
             masks.append(mask)
@@ -289,20 +289,20 @@ class Folded:
         return score, _all_of(masks)
 
 
-def _about(t: Tensor, factor: float) -> _Bias:
+def _mask_and_bias_of(t: Tensor, factor: float) -> _BiasFacts:
     """Split ``factor * t``, which is added to logits, into a mask and a bias; remembered, as layers share it."""
     if t.requires_grad:
         scaled = t if factor == 1.0 else t * factor
-        return _Bias(scaled, -math.inf, None, scaled, 0.0).as_bias()
+        return _BiasFacts(scaled, -math.inf, None, scaled, 0.0).as_bias()
     scope = current()
     if scope is None:
         return _split_bias(t, factor)
-    found: _Bias = scope.known((t,), ("bias", factor), lambda: _split_bias(t, factor))
+    found: _BiasFacts = scope.known((t,), ("bias", factor), lambda: _split_bias(t, factor))
     return found
 
 
 @torch.no_grad()
-def _split_bias(t: Tensor, factor: float) -> _Bias:
+def _split_bias(t: Tensor, factor: float) -> _BiasFacts:
     """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest.
 
     They are the tensor times its factor, the bound up to which numbers hide, where they hide, the rest, and its largest
@@ -311,16 +311,16 @@ def _split_bias(t: Tensor, factor: float) -> _Bias:
     scaled = t if factor == 1.0 else t * factor
     lowest, highest = (float(x) for x in torch.aminmax(scaled)) if t.numel() else (0.0, 0.0)
     if lowest >= _MAYBE_MASK or math.isnan(lowest):  # no number is low enough for a mask
-        return _Bias(scaled, -math.inf, None, scaled if lowest or highest else None, max(-lowest, highest))
+        return _BiasFacts(scaled, -math.inf, None, scaled if lowest or highest else None, max(-lowest, highest))
     # What hides is below half of the lowest number, and surely what is below `_SURELY_MASK`.
     cut = max(lowest / 2, _SURELY_MASK)
     hidden = scaled <= cut
     rest = scaled.masked_fill(hidden, 0.0)
     largest = float(rest.abs().amax())
-    return _Bias(scaled, cut, hidden, rest if largest else None, largest)
+    return _BiasFacts(scaled, cut, hidden, rest if largest else None, largest)
 
 
-def _allowed(hidden: list[tuple[Tensor, bool]]) -> Mask | None:
+def _mask_of_unhidden(hidden: list[tuple[Tensor, bool]]) -> Mask | None:
     """Return the mask of what none of some tensors hides, by its True or by its False; None for a row without a key."""
 
     def find() -> Mask | None:

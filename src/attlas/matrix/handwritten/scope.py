@@ -16,8 +16,8 @@ from attlas.foundation.compat import changes
 
 #: Of the details of an atlas: what was computed densely.
 DENSE_USES = "dense_attention"
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
-_NAMED = re.compile(r"att", re.IGNORECASE)
+_HEAD_COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+_ATTENTION_NAME = re.compile(r"att", re.IGNORECASE)
 _MOST_KEPT = 8  # what was found out about masks: all layers of a pass share a few,
 _LARGEST_KEPT = 1 << 26  # of at most so many bytes
 
@@ -126,13 +126,13 @@ class Scope:
         """Note a softmax of numbers, in a module that attends by its name, or of batches and heads."""
         module = self.module()
         name = "" if module is None else type(module).__name__ + self._paths.get(id(module), "").rpartition(".")[2]
-        if x.ndim > 3 or _NAMED.search(name):
+        if x.ndim > 3 or _ATTENTION_NAME.search(name):
             self.count("softmax of numbers")
 
     def heads(self, count: int) -> int:
         """Return how many heads lie in one axis with the batch, by what the running module says; 1 where unknown."""
         module, given = self.module(), _heads_of_torch()
-        for heads in [getattr(module, name, None) for name in _HEADS] if given is None else [given]:
+        for heads in [getattr(module, name, None) for name in _HEAD_COUNT_NAMES] if given is None else [given]:
             if isinstance(heads, int) and not isinstance(heads, bool) and heads > 1 and count % heads == 0:
                 return heads
         return 1
@@ -168,27 +168,27 @@ def uses_from(details: Mapping[str, Any]) -> DenseUses:
     return DenseUses(DenseUse(**use) for use in found) if isinstance(found, list) else DenseUses()
 
 
-_current: ContextVar[Scope | None] = ContextVar("attlas_handwritten", default=None)
-current: Callable[[], Scope | None] = _current.get
+_current_scope: ContextVar[Scope | None] = ContextVar("attlas_handwritten", default=None)
+current: Callable[[], Scope | None] = _current_scope.get
 
 
 @contextmanager
 def entered(scope: Scope) -> Iterator[None]:
     """Make a scope that of this thread, for a ``with`` block."""
-    before = _current.get()
-    _current.set(scope)
+    before = _current_scope.get()
+    _current_scope.set(scope)
     try:
         yield
     finally:
-        _current.set(before)
+        _current_scope.set(before)
 
 
 @contextmanager
 def left() -> Iterator[None]:
     """Let this thread have no scope for a ``with`` block: products in it are computed at once."""
-    before = _current.get()
-    _current.set(None)
+    before = _current_scope.get()
+    _current_scope.set(None)
     try:
         yield
     finally:
-        _current.set(before)
+        _current_scope.set(before)

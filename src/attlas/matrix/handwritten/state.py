@@ -115,11 +115,11 @@ class State:
     def split(self, batch: int, heads: int) -> None:
         """Give the axis that holds batch and heads together two axes, now that the number of heads is known."""
         self.steps = tuple(
-            replace(step, tensors=tuple(_split(t, batch, heads) for t in step.tensors)) for step in self.steps
+            replace(step, tensors=tuple(_with_head_axis(t, batch, heads) for t in step.tensors)) for step in self.steps
         )
         self.batch, self.heads, self.is_split = batch, heads, True
 
 
-def _split(t: Tensor, batch: int, heads: int) -> Tensor:
+def _with_head_axis(t: Tensor, batch: int, heads: int) -> Tensor:
     """Return a tensor (batch * heads or 1, 1, ...) with axes of its own for batch and heads."""
     return t if t.shape[0] == 1 else t.reshape(batch, heads, *t.shape[2:])

@@ -21,7 +21,7 @@ from attlas.scores.position import cells_of
 Kind = Literal[
     "add", "shift", "multiply", "scale", "divide", "part", "fill", "keep", "choose", "tanh", "clamp", "cast", "hide"
 ]
-_TENSORS = {"add": 1, "multiply": 1, "divide": 1, "fill": 1, "keep": 1, "choose": 2}
+_TENSORS_OF_STEP = {"add": 1, "multiply": 1, "divide": 1, "fill": 1, "keep": 1, "choose": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,19 +121,19 @@ def cut_of(t: Tensor, cut: Sequence[slice]) -> Tensor:
 def applied(kind: str, numbers: Sequence[float | None], x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """Return logits, or a tile of them, after one step that is no cast."""
     number: Any = numbers[0] if numbers else None
-    compute: Callable[..., Tensor] = _COMPUTE[kind]
+    compute: Callable[..., Tensor] = _STEP_FUNCTIONS[kind]
     if kind in ("add", "clamp"):
         return compute(x, *tensors, *numbers)
     return compute(x, *tensors) if number is None else compute(x, *tensors, number)
 
 
-def _add(x: Tensor, t: Tensor, factor: float) -> Tensor:
+def _add_multiple(x: Tensor, t: Tensor, factor: float) -> Tensor:
     """Return ``x + factor * t``, by the operation that the model itself would use."""
     return x + t if factor == 1.0 else x - t if factor == -1.0 else x + t * factor
 
 
-_COMPUTE: dict[str, Callable[..., Tensor]] = {
-    "add": _add,
+_STEP_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "add": _add_multiple,
     "shift": torch.add,
     "multiply": torch.mul,
     "scale": torch.mul,
@@ -182,10 +182,12 @@ class StepScore(Score):
         """Multiply queries and keys of a tile, and apply each step to its cells."""
         x, tensors = torch.matmul(q, k.mT), iter(self.tensors)
         for kind, numbers in self._parsed:
-            x = applied(kind, numbers, x, [self._cells(next(tensors), at) for _ in range(_TENSORS.get(kind, 0))])
+            x = applied(
+                kind, numbers, x, [self._cells_of_tile(next(tensors), at) for _ in range(_TENSORS_OF_STEP.get(kind, 0))]
+            )
         return x
 
-    def _cells(self, t: Tensor, at: Tile) -> Tensor:
+    def _cells_of_tile(self, t: Tensor, at: Tile) -> Tensor:
         """Return the cells of a tile, numbers in the dtype of the sums."""
         return to_device(cells_of(t, at), at.device, at.dtype if t.is_floating_point() else None)
 

@@ -90,7 +90,7 @@ class LazyWeights(Uncomputed):
         if state.dropout is None:
             x = state.matrix.to_dense(limit=None)
         else:  # dropped as in products: those with the values 1 of each key
-            x = self._multiplied(torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)[None, None])
+            x = self._times_values(torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)[None, None])
         x = x.to(state.dtype) * state.of_rows if not state.is_plain else x.to(state.dtype)
         x = x if state.of_keys is None else x * state.of_keys
         state.computed = x.reshape(self.shape).contiguous()
@@ -114,7 +114,7 @@ class LazyWeights(Uncomputed):
 
     def detach(self) -> Any:
         """Return the weights without a graph: a lazy tensor, which can be kept, where nothing was done with them."""
-        matrix = self._pure()
+        matrix = self._unchanged_matrix()
         return super().detach() if matrix is None or self.computed is not None else matrix.detach().as_tensor()
 
     def as_matrix(self) -> AttentionMatrix | None:
@@ -138,13 +138,13 @@ class LazyWeights(Uncomputed):
         return LazyWeights(replace(self.state), tuple(self.shape))
 
     def cast(self, dtype: torch.dtype) -> LazyWeights:
-        return self._with(dtype=dtype)
+        return self._with_changes(dtype=dtype)
 
-    def _with(self, **changed: Any) -> LazyWeights:
+    def _with_changes(self, **changed: Any) -> LazyWeights:
         """Return weights of which something is changed."""
         return LazyWeights(replace(self.state, **changed), tuple(self.shape))
 
-    def _factor(self, given: Any) -> Tensor | None:
+    def _row_or_key_factor(self, given: Any) -> Tensor | None:
         """Return a factor in the axes of the matrix; None where it is no factor of rows or keys."""
         if not isinstance(given, Tensor) or given.device != self.device or given.ndim > len(self.shape):
             return None
@@ -160,45 +160,47 @@ class LazyWeights(Uncomputed):
             return t.reshape(1, 1, *rest)
         return t.expand(*full, *rest).reshape(batch, heads, *rest)
 
-    def _scaled(self, t: Tensor | float) -> LazyWeights:
+    def _scaled_by_factor(self, t: Tensor | float) -> LazyWeights:
         """Return weights times a factor of rows or of keys."""
         state = self.state
         if isinstance(t, Tensor) and t.shape[-1] != 1:
             of_keys = t if state.of_keys is None else state.of_keys * t
-            return self._with(of_keys=of_keys, dtype=_promoted(self.dtype, t))
-        return self._with(of_rows=state.of_rows * t, dtype=_promoted(self.dtype, t))
+            return self._with_changes(of_keys=of_keys, dtype=_product_dtype(self.dtype, t))
+        return self._with_changes(of_rows=state.of_rows * t, dtype=_product_dtype(self.dtype, t))
 
     # ------------------------------------------------------------------------------------------------ operations
 
-    def _multiply(self, call: Call) -> Any:
+    def _call_multiply(self, call: Call) -> Any:
         """Multiply with a number, or a factor of each head, query or key."""
         if call.kwargs or len(call.args) != 2:
             return NotImplemented
         other = call.args[1] if call.args[0] is self else call.args[0]
         if isinstance(other, int | float):
-            return self._scaled(float(other))
-        t = self._factor(other)
-        return NotImplemented if t is None else self._scaled(t)
+            return self._scaled_by_factor(float(other))
+        t = self._row_or_key_factor(other)
+        return NotImplemented if t is None else self._scaled_by_factor(t)
 
-    def _divide(self, call: Call) -> Any:
+    def _call_divide(self, call: Call) -> Any:
         """Divide by a number."""
         fits = (
             not call.kwargs and len(call.args) == 2 and call.args[0] is self and isinstance(call.args[1], int | float)
         )
-        return self._scaled(1.0 / call.args[1]) if fits and call.args[1] else NotImplemented
+        return self._scaled_by_factor(1.0 / call.args[1]) if fits and call.args[1] else NotImplemented
 
-    def _fill(self, call: Call) -> Any:
+    def _call_masked_fill(self, call: Call) -> Any:
         """Set the weights of whole rows or keys to 0."""
         args = (*call.args[1:], *(call.kwargs[name] for name in ("mask", "value") if name in call.kwargs))
         if len(args) != 2 or call.args[0] is not self or not isinstance(args[0], Tensor):
             return NotImplemented
-        t = self._factor(args[0])
+        t = self._row_or_key_factor(args[0])
         is_zero = isinstance(args[1], int | float) and args[1] == 0
         return (
-            self._scaled((~t).to(self.dtype)) if is_zero and t is not None and t.dtype is torch.bool else NotImplemented
+            self._scaled_by_factor((~t).to(self.dtype))
+            if is_zero and t is not None and t.dtype is torch.bool
+            else NotImplemented
         )
 
-    def _dropout(self, call: Call) -> Any:
+    def _call_dropout(self, call: Call) -> Any:
         """Drop weights when values are pooled."""
         given = dict(zip(("p", "training", "inplace"), call.args[1:], strict=False)) | call.kwargs
         given["training"] = given.pop("train", given.get("training", True))
@@ -206,20 +208,20 @@ class LazyWeights(Uncomputed):
         if not given["training"] or p == 0:
             return self
         again = self.state.dropout is not None or not 0 <= p <= 1
-        return NotImplemented if again else self._with(dropout=Dropout.draw(float(p)))
+        return NotImplemented if again else self._with_changes(dropout=Dropout.draw(float(p)))
 
-    def _same(self, call: Call) -> Any:
+    def _call_nan_to_num(self, call: Call) -> Any:
         """Return the weights themselves: they are finite, so that nan_to_num changes nothing."""
         return self if len(call.args) == 1 and not call.kwargs else NotImplemented
 
-    def _product(self, call: Call) -> Any:
+    def _call_product(self, call: Call) -> Any:
         """Return the weights times values."""
         if call.kwargs.keys() - {"other", "mat2"} or len(call.args) + len(call.kwargs) != 2:
             return NotImplemented
         first, second = (*call.args, *call.kwargs.values())
         if first is self and isinstance(second, Tensor):
             return self.pooled(second)
-        if second is self and isinstance(first, Tensor) and (matrix := self._pure()) is not None:
+        if second is self and isinstance(first, Tensor) and (matrix := self._unchanged_matrix()) is not None:
             return first @ matrix
         return NotImplemented
 
@@ -242,13 +244,13 @@ class LazyWeights(Uncomputed):
         tokens = state.matrix.weights.keys.dtype
         if v4.dtype is not tokens and autocast_dtype(v4) is None:
             v4 = v4.to(tokens)
-        out = self._multiplied(v4)
+        out = self._times_values(v4)
         if not (isinstance(state.of_rows, float) and state.of_rows == 1.0):
             out = out * state.of_rows
         wanted = autocast_dtype(v) or v.dtype
         return out.to(wanted).reshape(*lead, m, e).contiguous()
 
-    def _multiplied(self, values: Tensor) -> Tensor:
+    def _times_values(self, values: Tensor) -> Tensor:
         """Return the weights of the softmax, some dropped, times values (batch or 1, heads or 1, n, e)."""
         matrix, dropout = self.state.matrix, self.state.dropout
         values, dtype = cast_values(values, matrix.weights.keys)
@@ -262,20 +264,20 @@ class LazyWeights(Uncomputed):
     def __matmul__(self, v: Any) -> Any:
         return called_matmul(self, v)
 
-    def _einsum(self, call: Call) -> Any:
+    def _call_einsum(self, call: Call) -> Any:
         """Return an einsum that sums over keys or queries."""
         return OPERATIONS["einsum"](torch.einsum, call.args, call.kwargs)
 
-    def _pure(self) -> AttentionMatrix | None:
+    def _unchanged_matrix(self) -> AttentionMatrix | None:
         """Return the weights as a matrix where nothing was done with them, and the model sees its dtype."""
         matrix = self.as_matrix()
         if matrix is None or not self.state.is_plain or self.state.dropout is not None or self.dtype != matrix.dtype:
             return None
         return matrix
 
-    def _transposed(self, call: Call) -> Any:
+    def _call_transpose(self, call: Call) -> Any:
         """Return the transposed matrix, for ``v @ weights.mT``."""
-        matrix, last = self._pure(), {len(self.shape) - 1, len(self.shape) - 2}
+        matrix, last = self._unchanged_matrix(), {len(self.shape) - 1, len(self.shape) - 2}
         axes = call.args[1:]
         if call.name == "permute":
             axes = tuple(axes[0]) if len(axes) == 1 and not isinstance(axes[0], int) else axes
@@ -288,12 +290,12 @@ class LazyWeights(Uncomputed):
     @property
     def mT(self) -> Any:
         """The transposed matrix, for ``v @ weights.mT``."""
-        matrix = self._pure()
+        matrix = self._unchanged_matrix()
         return self.written_out("mT").mT if matrix is None else matrix.mT
 
-    def _read(self, call: Call) -> Any:
+    def _call_matrix_method(self, call: Call) -> Any:
         """Call the method of the attention matrix of the same name, which needs no dense weights."""
-        matrix = self._pure()
+        matrix = self._unchanged_matrix()
         if matrix is None or call.args[0] is not self:
             return NotImplemented
         with left():
@@ -302,15 +304,15 @@ class LazyWeights(Uncomputed):
             )
 
     known: ClassVar[dict[str, Callable[[Any, Call], Any]]] = {
-        "mul": _multiply,
-        "div": _divide,
-        "masked_fill": _fill,
-        "dropout": _dropout,
-        "nan_to_num": _same,
-        **dict.fromkeys(("matmul", "bmm"), _product),
-        "einsum": _einsum,
-        **dict.fromkeys(("transpose", "permute", "swapaxes"), _transposed),
-        **dict.fromkeys(("sum", "mean", "amax", "argmax", "topk", "getitem"), _read),
+        "mul": _call_multiply,
+        "div": _call_divide,
+        "masked_fill": _call_masked_fill,
+        "dropout": _call_dropout,
+        "nan_to_num": _call_nan_to_num,
+        **dict.fromkeys(("matmul", "bmm"), _call_product),
+        "einsum": _call_einsum,
+        **dict.fromkeys(("transpose", "permute", "swapaxes"), _call_transpose),
+        **dict.fromkeys(("sum", "mean", "amax", "argmax", "topk", "getitem"), _call_matrix_method),
     }
 
 
@@ -323,6 +325,6 @@ def called_matmul(weights: LazyWeights, v: Any) -> Any:
     return weights.written_out("matmul") @ v
 
 
-def _promoted(dtype: torch.dtype, t: Tensor | float) -> torch.dtype:
+def _product_dtype(dtype: torch.dtype, t: Tensor | float) -> torch.dtype:
     """Return the dtype that torch gives a product with a factor."""
     return torch.promote_types(dtype, t.dtype) if isinstance(t, Tensor) and t.ndim else dtype

@@ -21,11 +21,11 @@ from attlas.matrix.kinds.stacked import StackedWeights
 from attlas.matrix.protocol import LazyTensor
 from attlas.matrix.weights import Weights
 
-_SUMS = {"add": 1.0, "radd": 1.0, "sub": -1.0, "subtract": -1.0, "rsub": -1.0}
-_MULTIPLES = {"mul", "multiply", "rmul", "div", "divide", "true_divide", "truediv", "neg", "negative"}
+_SUM_SIGNS = {"add": 1.0, "radd": 1.0, "sub": -1.0, "subtract": -1.0, "rsub": -1.0}
+_MULTIPLE_FUNCTIONS = {"mul", "multiply", "rmul", "div", "divide", "true_divide", "truediv", "neg", "negative"}
 #: The functions of torch, and operators without their underscores, that `combined` may compute.
-NAMES = (*_SUMS, *sorted(_MULTIPLES))
-_QUOTIENTS = {"div", "divide", "true_divide", "truediv"}
+NAMES = (*_SUM_SIGNS, *sorted(_MULTIPLE_FUNCTIONS))
+_QUOTIENT_FUNCTIONS = {"div", "divide", "true_divide", "truediv"}
 
 
 def combined(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -40,8 +40,8 @@ def combined(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """
     if transforming():
         return NotImplemented
-    if name in _MULTIPLES:
-        return NotImplemented if kwargs else _multiple(name, args)
+    if name in _MULTIPLE_FUNCTIONS:
+        return NotImplemented if kwargs else _multiple_of_matrix(name, args)
     if len(args) != 2 or kwargs.keys() - {"alpha"}:
         return NotImplemented
     alpha = kwargs.get("alpha", 1)
@@ -50,13 +50,13 @@ def combined(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if left.source is not None and left.source is right.source:  # a function of each weight of one matrix
         return NotImplemented
-    first, second = _term(left), _term(right)
+    first, second = _as_term(left), _as_term(right)
     if first is None or second is None:
         return NotImplemented
-    return _sum([(left, first), (right, second.scaled(_SUMS[name] * alpha))])
+    return _sum_of_terms([(left, first), (right, second.scaled(_SUM_SIGNS[name] * alpha))])
 
 
-def _term(x: Any) -> Term | None:
+def _as_term(x: Any) -> Term | None:
     """Return a lazy matrix as a term of a sum: its weights, or those of the matrix that it is the transpose of."""
     if hasattr(x, "weights"):
         return Term(1.0, x.weights)
@@ -65,15 +65,15 @@ def _term(x: Any) -> Term | None:
     return None
 
 
-def _matrix(x: Any) -> Any:
+def _untransposed(x: Any) -> Any:
     """Return the matrix itself, or that of which something is the transpose."""
     return x if hasattr(x, "weights") else x.matrix
 
 
-def _sum(terms: Sequence[tuple[Any, Term]]) -> Any:
+def _sum_of_terms(terms: Sequence[tuple[Any, Term]]) -> Any:
     """Return the sum of terms, each with the lazy matrix that it comes from; NotImplemented where they do not fit."""
     base, first = max(terms, key=lambda pair: pair[0].ndim)
-    axes, shape, device = _matrix(base).axes, base.shape, base.device
+    axes, shape, device = _untransposed(base).axes, base.shape, base.device
     fitted = []
     for matrix, term in terms:
         if matrix.device != device:
@@ -84,7 +84,7 @@ def _sum(terms: Sequence[tuple[Any, Term]]) -> Any:
             fitted.append(term._replace(weights=_for_heads(term.weights, *first.shape[:2])))
         else:
             return NotImplemented
-    return type(_matrix(base))(Combination(fitted), axes)
+    return type(_untransposed(base))(Combination(fitted), axes)
 
 
 def _for_heads(weights: Weights, batch: int, heads: int) -> Weights:
@@ -97,7 +97,7 @@ def _for_heads(weights: Weights, batch: int, heads: int) -> Weights:
     return weights.part(first[:batch], first[:heads])
 
 
-def _multiple(name: str, args: Sequence[Any]) -> Any:
+def _multiple_of_matrix(name: str, args: Sequence[Any]) -> Any:
     """Return a matrix times a number, or times a number for each head, row or key."""
     if name in ("neg", "negative"):
         x, factor = args[0], -1.0
@@ -105,20 +105,20 @@ def _multiple(name: str, args: Sequence[Any]) -> Any:
         return NotImplemented
     else:
         x, factor = args if isinstance(args[0], LazyTensor) else args[::-1]
-        if name in _QUOTIENTS:
+        if name in _QUOTIENT_FUNCTIONS:
             if x is not args[0]:
                 return NotImplemented
-            factor = _inverse(factor, x.dtype)
-    term = _term(x) if isinstance(x, LazyTensor) else None
-    own = None if term is None else _factor(factor, x, term)
+            factor = _reciprocal(factor, x.dtype)
+    term = _as_term(x) if isinstance(x, LazyTensor) else None
+    own = None if term is None else _as_factor(factor, x, term)
     # A factor for each row and one for each key cannot be joined to one factor.
     if term is None or own is None or not (term.is_of_heads or isinstance(own, float)):
         return NotImplemented
-    matrix = _matrix(x)
+    matrix = _untransposed(x)
     return type(matrix)(Combination([term.scaled(own)]), matrix.axes)
 
 
-def _inverse(t: Any, dtype: torch.dtype) -> Any:
+def _reciprocal(t: Any, dtype: torch.dtype) -> Any:
     """Return 1 / t of a number other than 0 or a tensor of floating point; None of all else."""
     if isinstance(t, Tensor):
         return (
@@ -134,7 +134,7 @@ def _is_number(t: Any) -> bool:
     return isinstance(t, int | float) and not isinstance(t, bool)
 
 
-def _factor(t: Any, x: LazyTensor, term: Term) -> Factor | None:
+def _as_factor(t: Any, x: LazyTensor, term: Term) -> Factor | None:
     """Return a factor of all weights, or of each head, row or column; None where it is another for each cell."""
     if _is_number(t):
         return float(t) if math.isfinite(t) else None
@@ -188,7 +188,7 @@ def chained(A: Any, B: Any) -> Any:
 
     NotImplemented for small ones, each cell of whose product costs less when it is stored, and where axes do not fit.
     """
-    terms = [_term(side) for side in (A, B)]
+    terms = [_as_term(side) for side in (A, B)]
     if transforming() or terms[0] is None or terms[1] is None or A.device != B.device:
         return NotImplemented
     sizes = (
@@ -198,7 +198,7 @@ def chained(A: Any, B: Any) -> Any:
     )
     if max(sizes) <= graph.DENSE_LIMIT:
         return NotImplemented
-    first, second = (_matrix(side) for side in (A, B))
+    first, second = (_untransposed(side) for side in (A, B))
     left, right = (term.weights if not term.transposed else Combination([term]) for term in terms if term is not None)
     if A.ndim == 2 < B.ndim:
         left, first = _for_heads(left, *right.shape[:2]), second

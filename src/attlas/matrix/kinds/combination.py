@@ -73,7 +73,7 @@ class Term(NamedTuple):
             found = self.weights.cells(columns, rows).mT
         else:
             found = self.weights.cells(rows, columns)
-        return found * _cut(self.factor, rows, columns)
+        return found * _factor_of_block(self.factor, rows, columns)
 
     def part(self, batches: Any, heads: Any, rows: range | None, columns: range | None) -> Term:
         """Return the term of some batches, heads, queries and keys; None stands for all of an axis."""
@@ -84,13 +84,13 @@ class Term(NamedTuple):
                 if some is not None and factor.shape[axis] > 1:
                     factor = factor[(slice(None),) * axis + (some,)]
             every = [range(size) for size in self.shape[2:]]
-            factor = _cut(
+            factor = _factor_of_block(
                 factor, *(own if some is None else some for own, some in zip(every, (rows, columns), strict=True))
             )
         return Term(factor, self.weights.part(batches, heads, *sides), self.transposed)
 
 
-def _cut(factor: Factor, rows: range | Tensor, columns: range | Tensor) -> Factor:
+def _factor_of_block(factor: Factor, rows: range | Tensor, columns: range | Tensor) -> Factor:
     """Return the factor of some rows and columns."""
     if not isinstance(factor, Tensor):
         return factor
@@ -179,9 +179,9 @@ class Combination(SweptWeights):
         return masks[0] if all(_are_equal(masks[0], mask) for mask in masks[1:]) else None
 
     @cached_property
-    def _signs(self) -> tuple[bool, float | None]:
+    def _negativity_and_largest_sum(self) -> tuple[bool, float | None]:
         """Whether a weight may be negative; if none is, also the sum of the largest factor of each term, else None."""
-        numbers = [_largest(term.factor) for term in self.terms]
+        numbers = [_least_and_largest(term.factor) for term in self.terms]
         of_terms = any(term.weights.are_signed for term in self.terms)
         if of_terms or any(low is None or low < 0 for low, _ in numbers):
             return True, None
@@ -190,12 +190,12 @@ class Combination(SweptWeights):
     @cached_property
     def are_signed(self) -> bool:  # type: ignore[override]  # computed here
         """Whether a weight may be negative."""
-        return self._signs[0]
+        return self._negativity_and_largest_sum[0]
 
     @cached_property
     def are_shares(self) -> bool:  # type: ignore[override]  # computed here
         """Whether the rows are distributions, or parts of one: a mean of matrices is."""
-        total = self._signs[1]
+        total = self._negativity_and_largest_sum[1]
         rows = all(term.weights.are_shares and not term.transposed for term in self.terms)
         return rows and total is not None and total <= 1 + 1e-6
 
@@ -216,7 +216,7 @@ class Combination(SweptWeights):
     def description(self) -> str:
         # The first three terms, as text.
         most = 3
-        texts = [_text(term, first=number == 0) for number, term in enumerate(self.terms[:most])]
+        texts = [_term_text(term, first=number == 0) for number, term in enumerate(self.terms[:most])]
         more = f" + {len(self.terms) - most} more" if len(self.terms) > most else ""
         return "".join(texts) + more
 
@@ -230,7 +230,7 @@ class Combination(SweptWeights):
     @public("A @ v")
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
         self.check_unchanged()
-        out = _total([term.product(v, dropout) for term in self.terms]).to(v.dtype)
+        out = _sum_of_tensors([term.product(v, dropout) for term in self.terms]).to(v.dtype)
         return self.with_product(out, v, dropout)
 
     @public("A.mT @ x")
@@ -238,7 +238,7 @@ class Combination(SweptWeights):
         # The sum of the products of all terms, each transposed.
         self.check_unchanged()
         x = spread_heads(x, self.shape[1])
-        out = _total([term.flipped().product(x, None) for term in self.terms]).to(x.dtype)
+        out = _sum_of_tensors([term.flipped().product(x, None) for term in self.terms]).to(x.dtype)
         return self.with_product(out, x, transposed=True)
 
     @public("A[...]")
@@ -246,7 +246,7 @@ class Combination(SweptWeights):
         # The sum of the cells of all terms.
         self.check_no_logits(logits)
         self.check_unchanged()
-        found = _total([term.cells(rows, columns) for term in self.terms]).to(self.dtype)
+        found = _sum_of_tensors([term.cells(rows, columns) for term in self.terms]).to(self.dtype)
         return self.with_cells(rows, columns, found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
@@ -260,16 +260,16 @@ class Combination(SweptWeights):
                 own = torch.cat([term.weights.defined_cells(some)[..., rows] for some in every], dim=2).mT
             else:
                 own = term.weights.defined_cells(rows)
-            factor = _cut(term.factor, rows, range(n))
+            factor = _factor_of_block(term.factor, rows, range(n))
             found.append(own * (factor.to(own) if isinstance(factor, Tensor) else factor))
-        return _total(found)
+        return _sum_of_tensors(found)
 
     @public("A.sum()")
     def sums(self, *, over_keys: bool) -> Tensor:
         # Sums of weights need no cells where each factor is one number, or one for each head.
         if all(term.is_of_heads for term in self.terms):
             sums = (term.weights.sums(over_keys=over_keys is not term.transposed) * term.factor for term in self.terms)
-            return _total(list(sums)).to(self.dtype)
+            return _sum_of_tensors(list(sums)).to(self.dtype)
         return super().sums(over_keys=over_keys)
 
     def without_sweep(self, statistic: Statistic) -> Any:
@@ -285,7 +285,9 @@ class Combination(SweptWeights):
         if not (is_sum(statistic) or (statistic.is_mean and one_mask and statistic.describes("outputs"))):
             return MISSING
         results = [term.weights.collect([statistic])[0] for term in self.terms]
-        return _total([_times(result, term.factor) for result, term in zip(results, self.terms, strict=True)])
+        return _sum_of_tensors(
+            [_times_head_factor(result, term.factor) for result, term in zip(results, self.terms, strict=True)]
+        )
 
     # ----------------------------------------------------------------------------------------------- parts and copies
 
@@ -305,7 +307,9 @@ class Combination(SweptWeights):
     def detach(self) -> Combination:
         if not self.requires_grad:
             return self
-        return Combination([Term(_detached(t.factor), t.weights.detach(), t.transposed) for t in self.terms])
+        return Combination(
+            [Term(_factor_without_graph(t.factor), t.weights.detach(), t.transposed) for t in self.terms]
+        )
 
     def full_precision(self) -> Combination:
         # The same combination of matrices in full precision; itself where they are so.
@@ -337,24 +341,24 @@ def _taken_apart(term: Term) -> list[Term]:
     return [(one.flipped() if term.transposed else one).scaled(outer) for one in inner]
 
 
-def _total(tensors: list[Tensor]) -> Tensor:
+def _sum_of_tensors(tensors: list[Tensor]) -> Tensor:
     """Return the sum of several tensors."""
     return reduce(torch.add, tensors)
 
 
-def _times(result: Tensor, factor: Factor) -> Tensor:
+def _times_head_factor(result: Tensor, factor: Factor) -> Tensor:
     """Return the result of a statistic, axes (batch, heads, ...), times one factor a head."""
     if not isinstance(factor, Tensor):
         return result * factor
     return result * factor.reshape(*factor.shape[:2], *(1,) * (result.ndim - 2))
 
 
-def _detached(factor: Factor) -> Factor:
+def _factor_without_graph(factor: Factor) -> Factor:
     """Return a factor without a graph."""
     return factor.detach() if isinstance(factor, Tensor) else factor
 
 
-def _text(term: Term, *, first: bool) -> str:
+def _term_text(term: Term, *, first: bool) -> str:
     """Return a term as it stands in a sum: ``[score=ScaledDot]``, and after others `` - 0.3 * [score=ScaledDot]``."""
     factor, name = term.factor, f"[{term.weights.description}]{'.mT' * term.transposed}"
     if isinstance(factor, Tensor):
@@ -363,7 +367,7 @@ def _text(term: Term, *, first: bool) -> str:
     return f"{sign}{'' if abs(factor) == 1.0 else f'{abs(factor):.4g} * '}{name}"
 
 
-def _largest(factor: Factor) -> tuple[float | None, float | None]:
+def _least_and_largest(factor: Factor) -> tuple[float | None, float | None]:
     """Return the smallest and the largest number of a factor; twice None where they cannot be read without waiting."""
     if not isinstance(factor, Tensor):
         return factor, factor

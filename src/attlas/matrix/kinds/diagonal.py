@@ -106,7 +106,7 @@ class DiagonalWeights(SweptWeights):
     # ---------------------------------------------------------------------------------------------------------- verbs
 
     @cached_property
-    def _shared(self) -> range:
+    def _tokens_on_diagonal(self) -> range:
         """The tokens that are among the rows and among the columns."""
         start = max(self.rows.start, self.columns.start)
         return range(start, max(start, min(self.rows.stop, self.columns.stop)))
@@ -117,19 +117,19 @@ class DiagonalWeights(SweptWeights):
         if dropout is not None:
             raise BackendError("dropout acts on the weights of a softmax.", self.description, "A @ v without dropout")
         self.check_unchanged()
-        return self._moved(v, self.columns, self.rows)
+        return self._values_times_diagonal(v, self.columns, self.rows)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         self.check_unchanged()
-        return self._moved(x, self.rows, self.columns)
+        return self._values_times_diagonal(x, self.rows, self.columns)
 
-    def _moved(self, v: Tensor, given: range, wanted: range) -> Tensor:
+    def _values_times_diagonal(self, v: Tensor, given: range, wanted: range) -> Tensor:
         """Return values at the tokens `given`, times the diagonal, placed at the tokens `wanted`.
 
         0 where there are none.
         """
-        v, both = spread_heads(v, self.shape[1]), self._shared
+        v, both = spread_heads(v, self.shape[1]), self._tokens_on_diagonal
         own = v[:, :, both.start - given.start : both.stop - given.start] if len(both) else v[:, :, :0]
         scaled = own * self.diagonal[..., both.start : both.stop, None].to(v.dtype)
         before = both.start - wanted.start if len(both) else 0
@@ -157,7 +157,7 @@ class DiagonalWeights(SweptWeights):
     def sums(self, *, over_keys: bool) -> Tensor:
         given, wanted = (self.columns, self.rows) if over_keys else (self.rows, self.columns)
         ones = self.diagonal.new_ones(1, 1, len(given), 1).expand(*self.shape[:2], -1, -1)
-        return self._moved(ones, given, wanted)
+        return self._values_times_diagonal(ones, given, wanted)
 
     # ----------------------------------------------------------------------------------------------- parts and copies
 
@@ -183,15 +183,15 @@ class DiagonalWeights(SweptWeights):
         diagonal = self.diagonal.expand(batch, heads, -1)
         return DiagonalWeights(diagonal, self.rows, self.columns, is_identity=self.is_identity)
 
-    def _replaced(self, diagonal: Tensor) -> DiagonalWeights:
+    def _with_diagonal(self, diagonal: Tensor) -> DiagonalWeights:
         """Return the weights of another diagonal at the same rows and columns."""
         return DiagonalWeights(diagonal, self.rows, self.columns, is_identity=self.is_identity)
 
     def detach(self) -> DiagonalWeights:
-        return self._replaced(self.diagonal.detach()) if self.requires_grad else self
+        return self._with_diagonal(self.diagonal.detach()) if self.requires_grad else self
 
     def full_precision(self) -> DiagonalWeights:
         return self
 
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> DiagonalWeights:
-        return self._replaced(self.diagonal.to(device, dtype))
+        return self._with_diagonal(self.diagonal.to(device, dtype))

@@ -20,7 +20,7 @@ class WeightsOfLogits(SweptWeights):
     of_logits: SoftmaxWeights
 
     @abstractmethod
-    def _replaced(self, inner: SoftmaxWeights) -> Self:
+    def _with_logits(self, inner: SoftmaxWeights) -> Self:
         """Return the same weights of other logits, as a part of this matrix."""
 
     @property
@@ -56,8 +56,8 @@ class WeightsOfLogits(SweptWeights):
 
     def full_precision(self) -> Self:
         inner = self.of_logits.full_precision()
-        return self if inner is self.of_logits else self._replaced(inner)
+        return self if inner is self.of_logits else self._with_logits(inner)
 
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> Self | None:
         inner = self.of_logits.moved(device, dtype)
-        return None if inner is None else self._replaced(inner)
+        return None if inner is None else self._with_logits(inner)

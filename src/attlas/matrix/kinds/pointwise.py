@@ -24,7 +24,7 @@ from attlas.matrix.weights import check_kind
 
 Function: TypeAlias = Literal["sigmoid", "relu", "silu"]
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_POINTWISE_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
     "silu": torch.nn.functional.silu,
@@ -85,7 +85,7 @@ class Pointwise:
     def of(self, logits: Tensor, keys: int) -> Tensor:
         """Return the weights of logits, 0 where a logit is -inf because the mask hides its key."""
         bias, divisor = self.settings(keys)
-        weights = _FUNCTIONS[self.function](logits.masked_fill(logits == -math.inf, 0.0) + bias)
+        weights = _POINTWISE_FUNCTIONS[self.function](logits.masked_fill(logits == -math.inf, 0.0) + bias)
         return torch.where(logits == -math.inf, 0.0, weights) / divisor
 
     def settings(self, keys: int) -> tuple[float, float]:
@@ -187,9 +187,9 @@ class PointwiseWeights(WeightsOfLogits):
         if columns is not None and len(columns) < self.shape[3]:  # no weight depends on the keys that are left out
             window = cut_out(inner.problem, range(inner.shape[2]), columns)
             inner = inner.derived(replace(window, partial=inner.problem.partial))
-        return self._replaced(inner)
+        return self._with_logits(inner)
 
-    def _replaced(self, inner: SoftmaxWeights) -> PointwiseWeights:
+    def _with_logits(self, inner: SoftmaxWeights) -> PointwiseWeights:
         """Return the same function of other logits, as a part of this matrix."""
         return PointwiseWeights(inner, self.function, self.whole_keys, self.gradient if self.requires_grad else None)
 

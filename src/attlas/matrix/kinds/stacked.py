@@ -72,14 +72,14 @@ class StackedWeights(SweptWeights):
     @cached_property
     def queries(self) -> Tensor:  # type: ignore[override]  # computed here
         """Queries of the shape of all; they hold no numbers, since those of each matrix stay where they are."""
-        return self._form(self.parts[0].queries)
+        return self._expanded_to_batches(self.parts[0].queries)
 
     @cached_property
     def keys(self) -> Tensor:  # type: ignore[override]  # computed here
         """Keys of the shape of all; see `queries`."""
-        return self._form(self.parts[0].keys)
+        return self._expanded_to_batches(self.parts[0].keys)
 
-    def _form(self, tokens: Tensor) -> Tensor:
+    def _expanded_to_batches(self, tokens: Tensor) -> Tensor:
         """Return the tokens of one batch, expanded to the number of all batches."""
         return tokens.detach()[:1].expand(self.shape[0], *tokens.shape[1:]) if tokens.shape[0] else tokens
 
@@ -112,7 +112,7 @@ class StackedWeights(SweptWeights):
         return [t[start:stop] for start, stop in pairwise(self._edges)]
 
     @staticmethod
-    def _joined(results: Sequence[Any]) -> Any:
+    def _concatenated_batches(results: Sequence[Any]) -> Any:
         """Return results of the matrices, tensors or tuples of them, along the axis of batches."""
         columns = zip(*map(tensors_in, results), strict=True)
         return rebuilt(results[0], [torch.cat(column) for column in columns])
@@ -124,21 +124,21 @@ class StackedWeights(SweptWeights):
             rule = "dropout draws by batch and head, and stacked matrices have batches of their own."
             raise BackendError(rule, "stacked matrices", "dropout on the product of each matrix")
         pairs = zip(self.parts, self._of_each(v), strict=True)
-        out: Tensor = self._joined([part.product(own) for part, own in pairs])
+        out: Tensor = self._concatenated_batches([part.product(own) for part, own in pairs])
         return self.with_product(out, v)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         pairs = zip(self.parts, self._of_each(x), strict=True)
-        out: Tensor = self._joined([part.transposed_product(own) for part, own in pairs])
+        out: Tensor = self._concatenated_batches([part.transposed_product(own) for part, own in pairs])
         return self.with_product(out, x, transposed=True)
 
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
-        found: Tensor = self._joined([part.cells(rows, columns, logits=logits) for part in self.parts])
+        found: Tensor = self._concatenated_batches([part.cells(rows, columns, logits=logits) for part in self.parts])
         return self.with_cells(rows, columns, found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
-        found: Tensor = self._joined([part.defined_cells(rows) for part in self.parts])
+        found: Tensor = self._concatenated_batches([part.defined_cells(rows) for part in self.parts])
         return found
 
     def without_sweep(self, statistic: Statistic) -> Any:
@@ -146,10 +146,10 @@ class StackedWeights(SweptWeights):
         found = super().without_sweep(statistic)
         if found is not MISSING or statistic.joins_heads:
             return found
-        return self._joined([part.collect([statistic])[0] for part in self.parts])
+        return self._concatenated_batches([part.collect([statistic])[0] for part in self.parts])
 
     def sums(self, *, over_keys: bool) -> Tensor:
-        found: Tensor = self._joined([part.sums(over_keys=over_keys) for part in self.parts])
+        found: Tensor = self._concatenated_batches([part.sums(over_keys=over_keys) for part in self.parts])
         return found
 
     # ----------------------------------------------------------------------------------------------- parts and copies
@@ -163,7 +163,7 @@ class StackedWeights(SweptWeights):
     ) -> Any:  # a single matrix is one of its own kind
         # The weights of some batches, heads, queries and keys; None stands for all of an axis.
         if batches is None:
-            return self._mapped(lambda part: part.part(None, heads, rows, columns))
+            return self._map_matrices(lambda part: part.part(None, heads, rows, columns))
         numbers = torch.arange(self.shape[0], device="cpu")[batches].tolist()
         found: list[Weights] = []
         for start, stop, part in zip(self._edges, self._edges[1:], self.parts, strict=False):
@@ -177,7 +177,7 @@ class StackedWeights(SweptWeights):
             found = [self.parts[0].part(slice(0, 0), heads, rows, columns)]
         return found[0] if len(found) == 1 else StackedWeights(found, self.gradient if self.requires_grad else None)
 
-    def _mapped(self, f: Callable[[Weights], Weights]) -> StackedWeights:
+    def _map_matrices(self, f: Callable[[Weights], Weights]) -> StackedWeights:
         """Return a stack of `f` of each matrix."""
         return StackedWeights([f(part) for part in self.parts], self.gradient if self.requires_grad else None)
 
@@ -185,7 +185,7 @@ class StackedWeights(SweptWeights):
         return StackedWeights([part.detach() for part in self.parts]) if self.requires_grad else self
 
     def full_precision(self) -> StackedWeights:
-        return self._mapped(lambda part: part.full_precision())
+        return self._map_matrices(lambda part: part.full_precision())
 
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> StackedWeights | None:
         found = [part.moved(device, dtype) for part in self.parts]

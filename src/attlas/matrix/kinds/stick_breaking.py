@@ -22,8 +22,8 @@ from attlas.matrix.kinds.of_logits import WeightsOfLogits
 from attlas.matrix.softmax import SoftmaxWeights, cut_out
 from attlas.matrix.weights import check_kind
 
-_CELLS = 1 << 22  # logits of some rows that are kept between two looks at them
-_WIDTH = 2048  # keys that are looked at together
+_MOST_KEPT_LOGITS = 1 << 22  # logits of some rows that are kept between two looks at them
+_KEYS_AT_ONCE = 2048  # keys that are looked at together
 
 
 class StickBreakingWeights(WeightsOfLogits):
@@ -99,13 +99,13 @@ class StickBreakingWeights(WeightsOfLogits):
         chosen = places - first if isinstance(places, Tensor) else range(len(places))
 
         def some(rows: range | Tensor) -> Tensor:
-            weights = _weights(self.of_logits.cells(rows, range(first, n), logits=True))
+            weights = _weights_after_keys(self.of_logits.cells(rows, range(first, n), logits=True))
             if isinstance(chosen, range):
                 return weights[..., : len(chosen)]
             return weights.index_select(-1, chosen.to(weights.device))
 
         # All keys after the first are looked at, of some rows at a time.
-        most = max(1, _CELLS // max(self.shape[0] * self.shape[1] * (n - first), 1))
+        most = max(1, _MOST_KEPT_LOGITS // max(self.shape[0] * self.shape[1] * (n - first), 1))
         groups = [rows[span.start : span.stop] for span in cut(len(rows), most)]
         again = self.needs_graph and not self.is_symbolic and len(groups) > 1
         parts = [checkpoint(some, group, use_reentrant=False) if again else some(group) for group in groups]
@@ -124,24 +124,24 @@ class StickBreakingWeights(WeightsOfLogits):
 
         stop = problem.shape[3]
         size = len(at.batches) * len(at.heads) * len(at.rows)
-        keeps = size * (stop - (spans[0].start if spans else stop)) <= _CELLS
+        keeps = size * (stop - (spans[0].start if spans else stop)) <= _MOST_KEPT_LOGITS
         left = torch.zeros(len(at.batches), len(at.heads), len(at.rows), 1, dtype=self.dtype, device=self.device)
         known: list[tuple[Tensor, Tensor | None]] = []  # of each block, the last first
         for span in reversed(spans):
-            for part in cut(stop - span.stop, _WIDTH):  # keys after the block that are in none
+            for part in cut(stop - span.stop, _KEYS_AT_ONCE):  # keys after the block that are in none
                 found = logits(range(span.stop + part.start, span.stop + part.stop))
-                left = left if found is None else left + _left(found).sum(-1, keepdim=True)
+                left = left if found is None else left + _log_remaining(found).sum(-1, keepdim=True)
             found = logits(span)
             known.append((left, found if keeps else None))
-            left = left if found is None else left + _left(found).sum(-1, keepdim=True)
+            left = left if found is None else left + _log_remaining(found).sum(-1, keepdim=True)
             stop = span.start
         for span in spans:
             after, found = known.pop()
             found = found if keeps else logits(span)
-            yield after.new_zeros(*after.shape[:3], len(span)) if found is None else _weights(found, after)
+            yield after.new_zeros(*after.shape[:3], len(span)) if found is None else _weights_after_keys(found, after)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
-        weights = _weights(operations.defined(self.of_logits.problem, rows)[0])
+        weights = _weights_after_keys(operations.defined(self.of_logits.problem, rows)[0])
         return weights[..., self.columns.start : self.columns.stop]
 
     # ----------------------------------------------------------------------------------------------- parts and copies
@@ -157,9 +157,9 @@ class StickBreakingWeights(WeightsOfLogits):
             return self
         start = self.columns.start
         own = self.columns if columns is None else range(start + columns.start, start + columns.stop)
-        return self._replaced(self.of_logits.part(batches, heads, rows), own)
+        return self._with_logits(self.of_logits.part(batches, heads, rows), own)
 
-    def _replaced(self, inner: SoftmaxWeights, columns: range | None = None) -> StickBreakingWeights:
+    def _with_logits(self, inner: SoftmaxWeights, columns: range | None = None) -> StickBreakingWeights:
         own = self.columns if columns is None else columns
         return StickBreakingWeights(inner, own, self.gradient if self.requires_grad else None)
 
@@ -167,15 +167,15 @@ class StickBreakingWeights(WeightsOfLogits):
         return StickBreakingWeights(self.of_logits.detach(), self.columns)
 
 
-def _left(logits: Tensor) -> Tensor:
+def _log_remaining(logits: Tensor) -> Tensor:
     """Return the logarithm of the part that each key leaves, 0 for one that the mask hides."""
     hidden = logits == -math.inf
     return functional.logsigmoid(-logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0)
 
 
-def _weights(logits: Tensor, after: Tensor | float = 0.0) -> Tensor:
+def _weights_after_keys(logits: Tensor, after: Tensor | float = 0.0) -> Tensor:
     """Return the weights of some keys of whole rows, given the logarithm of what the keys after these have left."""
     hidden = logits == -math.inf
-    later = functional.pad(_left(logits)[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+    later = functional.pad(_log_remaining(logits)[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
     weights = (functional.logsigmoid(logits.masked_fill(hidden, 0.0)) + later + after).exp()
     return weights.masked_fill(hidden, 0.0)

@@ -22,7 +22,7 @@ from attlas.foundation.checks import (
 from attlas.foundation.compat import tracing
 from attlas.matrix.transport.tokens import GatedTokens
 
-_FORMS = {
+_GATE_SHAPES = {
     "decay": "a number, (heads,), (..., n) or (..., n, d)",
     "write": "a number, (heads,) or (..., n)",
     "erase": "a number, (heads,) or (..., n)",
@@ -53,17 +53,19 @@ def gated_tokens(
     given = {"decay": decay, "write": write, "erase": None if pair else erase, "diagonal": diagonal}
     for name, value in given.items():
         if value is not None:
-            gates[name] = _gate(name, value, q4, lead)
+            gates[name] = _gate_with_axes(name, value, q4, lead)
     if pair:
-        gates |= _pair(erase, q4, lead)
+        gates |= _rank_one_vectors(erase, q4, lead)
     if "decay" in gates:
         _check_decay(gates["decay"])
-    heads = _heads({"q": q4, "k": k4, **gates}, lead)
+    heads = _head_count({"q": q4, "k": k4, **gates}, lead)
     tokens = GatedTokens(q4, k4, heads, scale=finite_number("scale", scale, "scale=q.shape[-1] ** -0.5"), **gates)
     return tokens, (*lead[:-1], heads) if len(lead) >= 2 else lead
 
 
-def _gate(name: str, value: Any, q: Tensor, lead: tuple[int, ...], sizes: Sequence[int] | None = None) -> Tensor:
+def _gate_with_axes(
+    name: str, value: Any, q: Tensor, lead: tuple[int, ...], sizes: Sequence[int] | None = None
+) -> Tensor:
     """Return a gate with the axes (batch or 1, heads of its own, n or 1, size).
 
     `sizes` is given for the vectors p and r of a pair, which have d numbers.
@@ -92,7 +94,7 @@ def _gate(name: str, value: Any, q: Tensor, lead: tuple[int, ...], sizes: Sequen
     own_batch = own[:-1] if rank >= 2 else own
     fits = fits and all(a in (1, b) for a, b in zip(own_batch, batch, strict=True))
     if not fits or (rank >= 2 and own[-1] == 0):
-        forms = "(..., n, d)" if sizes is not None else _FORMS[name]
+        forms = "(..., n, d)" if sizes is not None else _GATE_SHAPES[name]
         rule = f"{name} must be {forms}, with the leading axes of q; a size of 1 stands for all."
         found = f"shape {tuple(value.shape)}, n = {n}, d = {d}, leading axes {lead}"
         shape = (*lead, n, d) if sizes is not None else (*lead, n)
@@ -107,13 +109,13 @@ def _gate(name: str, value: Any, q: Tensor, lead: tuple[int, ...], sizes: Sequen
     return t
 
 
-def _pair(erase: Sequence[Any], q: Tensor, lead: tuple[int, ...]) -> dict[str, Tensor]:
+def _rank_one_vectors(erase: Sequence[Any], q: Tensor, lead: tuple[int, ...]) -> dict[str, Tensor]:
     """Return the two vectors of a rank one part."""
     if len(erase) != 2 or not all(isinstance(t, Tensor) and t.ndim > len(lead) + 1 for t in erase):
         rule = "a pair erase=(p, r) must be two tensors of shape (..., n, d)."
         found = ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in erase)
         raise ShapeError(rule, f"shapes {found}", "erase=(-beta.unsqueeze(-1) * k, k) is that of the delta rule.")
-    return {name: _gate(name, t, q, lead, q.shape[2:]) for name, t in zip(("p", "r"), erase, strict=True)}
+    return {name: _gate_with_axes(name, t, q, lead, q.shape[2:]) for name, t in zip(("p", "r"), erase, strict=True)}
 
 
 def _check_decay(decay: Tensor) -> None:
@@ -127,7 +129,7 @@ def _check_decay(decay: Tensor) -> None:
         raise ShapeError(rule, f"a largest decay of {largest:.3g}", fix, decay=decay)
 
 
-def _heads(tensors: Mapping[str, Tensor], lead: tuple[int, ...]) -> int:
+def _head_count(tensors: Mapping[str, Tensor], lead: tuple[int, ...]) -> int:
     """Return the heads of the matrix: the most that a tensor has, which those of the others divide."""
     heads = max(t.shape[1] for t in tensors.values())
     for name, t in tensors.items():

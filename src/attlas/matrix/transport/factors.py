@@ -115,10 +115,10 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
     # Decays from the chunk's start to after each token, and from after each token to the chunk's end.
     left, right = (None, None) if g is None else (since_start(g).exp(), until_end(g).exp())
     total = None if left is None else left[..., -1:, :]
-    writes = _times(k, _joint(write, right))
+    writes = _times_factor(k, _product_of_factors(write, right))
     empty = k.new_empty(0)
     if not tokens.turns:
-        inner, back = (empty, empty) if q is None else (decayed(q, _times(k, write), g), _times(q, left))
+        inner, back = (empty, empty) if q is None else (decayed(q, _times_factor(k, write), g), _times_factor(q, left))
         return Factors(inner, back, writes, total, None)
     if erase is not None:
         p, r, turned_by = k, k, -erase
@@ -139,13 +139,13 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
     system = of_turns[..., 0, :, :].neg()  # its diagonal counts as 1, and what lies above it is not read
     solved = torch.linalg.solve_triangular(system, one.expand_as(system), upper=False, unitriangular=True)
     turn_write = of_writes[..., 0, :, :].tril(-1)
-    into, out_of = solved.mT @ _times(p, _joint(turned_by, right)), _times(r, left)
+    into, out_of = solved.mT @ _times_factor(p, _product_of_factors(turned_by, right)), _times_factor(r, left)
     writes = writes + turn_write.mT @ into
     if q is None:
         return Factors(empty, empty, writes, total, (into, out_of))
     from_turns = of_turns[..., 1, :, :] @ solved
     inner = of_writes[..., 1, :, :] + from_turns @ turn_write
-    return Factors(inner, _times(q, left) + from_turns @ out_of, writes, total, (into, out_of))
+    return Factors(inner, _times_factor(q, left) + from_turns @ out_of, writes, total, (into, out_of))
 
 
 def writes_of_run(tokens: GatedTokens, chunks: range) -> tuple[Tensor, Tensor | None]:
@@ -165,19 +165,19 @@ def writes_of_run(tokens: GatedTokens, chunks: range) -> tuple[Tensor, Tensor | 
     k = flat(tokens.k).expand(tokens.batch, tokens.heads, -1, -1)
     write = None if tokens.write is None else flat(tokens.write)
     if tokens.decay is None:
-        return _times(k, write), None
+        return _times_factor(k, write), None
     g = flat(tokens.decay)
-    return _times(k, _joint(write, until_end(g).exp())), g.sum(-2, keepdim=True).exp()
+    return _times_factor(k, _product_of_factors(write, until_end(g).exp())), g.sum(-2, keepdim=True).exp()
 
 
-def _times(x: Tensor, factor: Tensor | None) -> Tensor:
+def _times_factor(x: Tensor, factor: Tensor | None) -> Tensor:
     """Return ``x * factor``; x where there is no factor."""
     return x if factor is None else x * factor
 
 
-def _joint(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _product_of_factors(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Return the product of two factors, either of which may be None."""
-    return b if a is None else _times(a, b)
+    return b if a is None else _times_factor(a, b)
 
 
 def each(t: Tensor | None, count: int) -> tuple[Tensor | None, ...]:

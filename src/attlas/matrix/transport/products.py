@@ -40,12 +40,12 @@ def product(tokens: GatedTokens, v: Tensor, *, transposed: bool = False) -> Tens
     v = spread_heads(v, tokens.heads).expand(tokens.batch, -1, -1, -1)
     recorded = torch.is_grad_enabled() and (v.requires_grad or any(t.requires_grad for t in tokens.tensors.values()))
     if recorded and not tracing():
-        out: Tensor = _Product.apply(tokens, transposed, v, *tokens.tensors.values())  # type: ignore[no-untyped-call]
+        out: Tensor = _GatedProduct.apply(tokens, transposed, v, *tokens.tensors.values())  # type: ignore[no-untyped-call]
         return out
     return _from_state(tokens, v, _no_state(tokens, v), transposed)[0]
 
 
-class _Product(torch.autograd.Function):
+class _GatedProduct(torch.autograd.Function):
     """A product with a graph; its backward computes the factors again, some chunks at a time."""
 
     @staticmethod
@@ -54,7 +54,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(v, *tensors)
         ctx.tokens, ctx.transposed = tokens.mapped(Tensor.detach), transposed
         state, found, ctx.states = _no_state(tokens, v), [], []
-        for span in _spans(tokens, transposed):
+        for span in _runs_of_chunks(tokens, transposed):
             ctx.states.append(state)
             own = v[:, :, span.start : span.stop]
             out, state = _from_state(tokens.narrow(span.start, span.stop), own, state, transposed)
@@ -69,7 +69,7 @@ class _Product(torch.autograd.Function):
         tokens = replace(ctx.tokens, **own)
         if torch.is_grad_enabled():
             return None, None, *_recorded_gradients(tokens, v, slope, ctx.transposed)
-        return None, None, *_gradients(tokens, v, slope, ctx.transposed, ctx.states)
+        return None, None, *_product_gradients(tokens, v, slope, ctx.transposed, ctx.states)
 
 
 @full_precision
@@ -83,14 +83,14 @@ def _recorded_gradients(tokens: GatedTokens, v: Tensor, slope: Tensor, transpose
 
 
 @full_precision
-def _gradients(
+def _product_gradients(
     tokens: GatedTokens, v: Tensor, slope: Tensor, transposed: bool, states: list[Tensor]
 ) -> list[Tensor | None]:
     """Return the gradients in the vectors and in each tensor of the tokens, from the last chunks to the first."""
     given = {"v": v, **tokens.tensors}
     parts: dict[str, list[Tensor]] = {name: [] for name, t in given.items() if t.requires_grad}
     of_state = torch.zeros_like(states[0])
-    spans = list(_spans(tokens, transposed))
+    spans = list(_runs_of_chunks(tokens, transposed))
     for span, state in zip(reversed(spans), reversed(states), strict=True):
         some = tokens.narrow(span.start, span.stop)
         own = {"v": v[:, :, span.start : span.stop], **some.tensors}
@@ -113,7 +113,7 @@ def _gradients(
     return [totals.get(name) for name in given]
 
 
-def _spans(tokens: GatedTokens, transposed: bool) -> list[range]:
+def _runs_of_chunks(tokens: GatedTokens, transposed: bool) -> list[range]:
     """Return runs of tokens whose factors are computed at once, in the order in which the state passes them."""
     spans = list(cut(tokens.n, tokens.chunks_at_once * tokens.chunk))
     return spans[::-1] if transposed else spans

@@ -45,8 +45,8 @@ def blocks_of(tokens: GatedTokens) -> Blocks:
         # Each round joins two neighbours, until a block has STRIDE chunks.
         for _ in range(STRIDE.bit_length() - 1):
             earlier, later = (None, None) if t is None else (t[:, :, 0::2], t[:, :, 1::2])
-            w = torch.cat([_forth(w[:, :, 0::2], later, tokens.turns), w[:, :, 1::2]], -2)
-            t = None if later is None else _back(later, earlier, tokens.turns)
+            w = torch.cat([_columns_through_block(w[:, :, 0::2], later, tokens.turns), w[:, :, 1::2]], -2)
+            t = None if later is None else _rows_through_block(later, earlier, tokens.turns)
         writes.append(w)
         moves += [] if t is None else [t]
     return Blocks(torch.cat(writes, 2), torch.cat(moves, 2) if moves else None)
@@ -86,7 +86,7 @@ def row_tiles(
     first = min((span.start for span in spans if len(span)), default=corner) // size
     for block in reversed(range(first, corner // size)):
         ends.append(x)
-        x = _back(x, None if blocks.moves is None else blocks.moves[:, :, block], tokens.turns)
+        x = _rows_through_block(x, None if blocks.moves is None else blocks.moves[:, :, block], tokens.turns)
     for span in spans:
         if factored and span.start % size == 0 and len(span) == size and span.stop <= corner:  # one block
             block = span.start // size
@@ -103,7 +103,7 @@ def row_tiles(
         yield found
 
 
-def _back(x: Tensor, move: Tensor | None, turns: bool) -> Tensor:
+def _rows_through_block(x: Tensor, move: Tensor | None, turns: bool) -> Tensor:
     """Return rows times what a block does to the state.
 
     A matrix where tokens mix its coordinates, else a decay of each.
@@ -111,6 +111,6 @@ def _back(x: Tensor, move: Tensor | None, turns: bool) -> Tensor:
     return x if move is None else x @ move if turns else x * move
 
 
-def _forth(y: Tensor, move: Tensor | None, turns: bool) -> Tensor:
-    """Return columns times what a later block does to the state; see `_back`."""
+def _columns_through_block(y: Tensor, move: Tensor | None, turns: bool) -> Tensor:
+    """Return columns times what a later block does to the state; see `_rows_through_block`."""
     return y if move is None else y @ move.mT if turns else y * move

@@ -180,18 +180,18 @@ class GatedTokens:
         """
         size = self.chunk
         if self.is_constant(t):
-            return self._spread(t.to(self.dtype)).unsqueeze(2).expand(-1, -1, 1, size, -1)
+            return self._repeat_heads(t.to(self.dtype)).unsqueeze(2).expand(-1, -1, 1, size, -1)
         t = t[:, :, chunks.start * size : chunks.stop * size].to(self.dtype)
         missing = len(chunks) * size - t.shape[2]
         if missing:
             t = functional.pad(t, (0, 0, 0, missing))
-        found: Tensor = self._spread(t).unflatten(2, (len(chunks), size))
+        found: Tensor = self._repeat_heads(t).unflatten(2, (len(chunks), size))
         return found
 
     def cut_whole(self, t: Tensor, chunks: range) -> Tensor:
         """Return `cut` of queries or keys with all batches and heads."""
         return self.cut(t, chunks).expand(self.batch, self.heads, -1, -1, -1)
 
-    def _spread(self, t: Tensor) -> Tensor:
+    def _repeat_heads(self, t: Tensor) -> Tensor:
         """Repeat the heads of a tensor, one for each of the matrix; a single one broadcasts."""
         return t if t.shape[1] == 1 else spread_heads(t, self.heads)

@@ -51,13 +51,13 @@ def cells(
     busy = sorted({*rows_of, *columns_of}, reverse=True)
     x = torch.zeros(tokens.batch, tokens.heads, 0, tokens.size, dtype=tokens.dtype, device=tokens.device)
     at = tokens.chunks  # the rows so far stand at the start of this chunk
-    for chunks in _runs(busy, rows_of, tokens.chunks_at_once):
-        x = _over(tokens, x, at, chunks.stop, transitions)
+    for chunks in _runs_with_or_without_rows(busy, rows_of, tokens.chunks_at_once):
+        x = _carry_between_chunks(tokens, x, at, chunks.stop, transitions)
         joining = chunks.start in rows_of
         if joining:
-            x, part = _joined(factors(tokens, chunks), x, chunks, rows_of, columns_of)
+            x, part = _carry_and_join_rows(factors(tokens, chunks), x, chunks, rows_of, columns_of)
         else:
-            x, part = _passed(tokens, x, chunks, columns_of)
+            x, part = _carry_through_rowless(tokens, x, chunks, columns_of)
         found += [functional.pad(t, (0, 0, len(rows) - t.shape[2], 0)) for t in part]
         at = chunks.start
     return torch.cat(found[::-1], -1), x
@@ -72,15 +72,15 @@ def transitions_of(tokens: GatedTokens) -> Transitions:
         t = t.expand(tokens.batch, tokens.heads, len(chunks), -1, -1)
         # Each round joins two neighbours, until a transition leads over STRIDE chunks.
         for _ in range(STRIDE.bit_length() - 1):
-            t = _doubled(t)
+            t = _transitions_of_pairs(t)
         found.append(t)
     levels = [torch.cat(found, 2)] if found else []
     while levels and levels[-1].shape[2] > 1:
-        levels.append(_doubled(levels[-1]))
+        levels.append(_transitions_of_pairs(levels[-1]))
     return levels
 
 
-def _doubled(t: Tensor) -> Tensor:
+def _transitions_of_pairs(t: Tensor) -> Tensor:
     """Return the transitions over pairs of neighbours, each later one times the earlier; a last odd one is left out."""
     even = t.shape[2] // 2 * 2
     return t[:, :, 1:even:2] @ t[:, :, 0:even:2]
@@ -94,7 +94,7 @@ def by_chunk(places: Sequence[int], size: int) -> dict[int, Sequence[int]]:
     return {chunk: [place % size for place in own] for chunk, own in groupby(places, lambda place: place // size)}
 
 
-def _runs(busy: list[int], rows_of: dict[int, Sequence[int]], most: int) -> Iterator[range]:
+def _runs_with_or_without_rows(busy: list[int], rows_of: dict[int, Sequence[int]], most: int) -> Iterator[range]:
     """Yield runs of chunks, the last first, in which all have rows or none has."""
     start, stop = busy[0], busy[0] + 1
     for chunk in busy[1:]:
@@ -106,20 +106,20 @@ def _runs(busy: list[int], rows_of: dict[int, Sequence[int]], most: int) -> Iter
     yield range(start, stop)
 
 
-def _carried(x: Tensor, total: Tensor | None, into: Tensor | None, out_of: Tensor | None) -> Tensor:
+def _carry_over_chunk(x: Tensor, total: Tensor | None, into: Tensor | None, out_of: Tensor | None) -> Tensor:
     """Return rows carried back over a chunk: ``x T``."""
     kept = x if total is None else x * total
     return kept if into is None or out_of is None else kept + (x @ into.mT) @ out_of
 
 
-def _steps(f: Factors, count: int) -> Iterator[tuple[Tensor | None, ...]]:
+def _chunk_transitions(f: Factors, count: int) -> Iterator[tuple[Tensor | None, ...]]:
     """Yield what carries rows over each chunk, the last first."""
     into, out_of = f.turn or (None, None)
     steps = zip(each(f.total, count), each(into, count), each(out_of, count), strict=True)
     yield from reversed(list(steps))
 
 
-def _joined(
+def _carry_and_join_rows(
     f: Factors,
     x: Tensor,
     chunks: range,
@@ -128,30 +128,30 @@ def _joined(
 ) -> tuple[Tensor, list[Tensor]]:
     """Carry rows back through chunks whose own rows join them; also return the cells of their columns, last first.
 
-    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carry_over_chunk`.
     """
     found = []
-    for chunk, step in zip(reversed(chunks), _steps(f, len(chunks)), strict=True):
+    for chunk, step in zip(reversed(chunks), _chunk_transitions(f, len(chunks)), strict=True):
         own, place = rows_of[chunk], chunk - chunks.start
         if chunk in columns_of:
             some = columns_of[chunk]
-            later = x @ _picked(f.writes[:, :, place], some).mT
-            inside = _picked(_picked(f.inner[:, :, place], own).mT, some).mT
+            later = x @ _rows_at(f.writes[:, :, place], some).mT
+            inside = _rows_at(_rows_at(f.inner[:, :, place], own).mT, some).mT
             found.append(torch.cat([inside, later], 2))
-        x = torch.cat([_picked(f.reads[:, :, place], own), _carried(x, *step)], 2)
+        x = torch.cat([_rows_at(f.reads[:, :, place], own), _carry_over_chunk(x, *step)], 2)
     return x, found
 
 
-def _passed(
+def _carry_through_rowless(
     tokens: GatedTokens, x: Tensor, chunks: range, columns_of: dict[int, Sequence[int]]
 ) -> tuple[Tensor, list[Tensor]]:
     """Carry rows back through chunks without rows; also return the cells of their columns.
 
-    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carry_over_chunk`.
     """
     if tokens.turns:
         f = factors(tokens, chunks, reads=False)
-        after, x = _through(f, x, len(chunks))
+        after, x = _carry_through_chunks(f, x, len(chunks))
         found = torch.stack(after, 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
         found = found.transpose(2, 3).flatten(3)
     else:
@@ -161,13 +161,13 @@ def _passed(
     if sum(len(columns_of.get(chunk, ())) for chunk in chunks) == found.shape[-1]:
         return x, [found]
     some = [(chunk - chunks.start) * tokens.chunk + place for chunk in chunks for place in columns_of.get(chunk, ())]
-    return x, [_picked(found.mT, some).mT]
+    return x, [_rows_at(found.mT, some).mT]
 
 
-def _through(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
+def _carry_through_chunks(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
     """Return rows at the end of each chunk, and at the start of the first, carried back through all of them.
 
-    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carry_over_chunk`.
     """
     into, out_of = f.turn or (None, None)
     lead = x.shape[:2]
@@ -185,19 +185,19 @@ def _through(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
     return after[-2::-1], x
 
 
-def _picked(t: Tensor, places: Sequence[int]) -> Tensor:
+def _rows_at(t: Tensor, places: Sequence[int]) -> Tensor:
     """Return some rows of a tensor, in ascending order; a view where they are a run."""
     if not places or places[-1] - places[0] + 1 == len(places):
         return t[:, :, places[0] : places[-1] + 1] if places else t[:, :, :0]
     return t[:, :, torch.tensor(places, device=t.device)]
 
 
-def _over(
+def _carry_between_chunks(
     tokens: GatedTokens, x: Tensor, start: int, stop: int, transitions: Callable[[], Transitions] | None
 ) -> Tensor:
     """Return rows at the start of chunk `start`, carried back to the start of chunk `stop`.
 
-    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carry_over_chunk`.
     """
     if start <= stop or not x.shape[2]:
         return x
@@ -216,7 +216,7 @@ def _over(
             start -= stride << level
             continue
         least = max(stop, (start - 1) // stride * stride if levels else start - tokens.chunks_at_once)
-        x = _through(factors(tokens, range(least, start), reads=False), x, start - least)[1]
+        x = _carry_through_chunks(factors(tokens, range(least, start), reads=False), x, start - least)[1]
         start = least
     return x
 

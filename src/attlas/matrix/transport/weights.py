@@ -167,17 +167,17 @@ class TransportWeights(SweptWeights):
             rule = "weights of a linear attention layer are not dropped: it has no matrix to drop them from."
             raise BackendError(rule, "a dropout", "leave dropout out, or drop from A.to_dense().")
         self.check_unchanged()
-        out = self._multiplied(v, transposed=False)
+        out = self._product_in_vector_dtype(v, transposed=False)
         return self.with_product(out, v)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         self.check_unchanged()
-        out = self._multiplied(x, transposed=True)
+        out = self._product_in_vector_dtype(x, transposed=True)
         return self.with_product(out, x, transposed=True)
 
     @full_precision
-    def _multiplied(self, v: Tensor, *, transposed: bool) -> Tensor:
+    def _product_in_vector_dtype(self, v: Tensor, *, transposed: bool) -> Tensor:
         """Return a product in the dtype of the vectors; only tokens from the first column to the last row count."""
         given, wanted = (self.rows, self.columns) if transposed else (self.columns, self.rows)
         start, stop = self.columns.start, self.rows.stop
@@ -209,14 +209,14 @@ class TransportWeights(SweptWeights):
         # Weights of some rows and columns, as in `Weights`.
         self.check_no_logits(logits)
         self.check_unchanged()
-        found = self._cells(rows, columns)
+        found = self._cells_in_any_order(rows, columns)
         return self.with_cells(rows, columns, found)
 
     @full_precision
-    def _cells(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+    def _cells_in_any_order(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """Return cells in any order: places are sorted first, and those that have no weight are filled with 0."""
-        i, i_order = _ascending(rows, self.rows.start)
-        j, j_order = _ascending(columns, self.columns.start)
+        i, i_order = _sorted_places(rows, self.rows.start)
+        j, j_order = _sorted_places(columns, self.columns.start)
         # Rows before the first column and columns after the last row have no weights.
         above = _count_below(i, j[0]) if j else len(i)
         own = _count_below(j, i[-1] + 1) if i else 0
@@ -298,8 +298,8 @@ class TransportWeights(SweptWeights):
             some = self.tokens.mapped(Tensor.detach).select(batches, heads)
             self._blocks = key, some, tiles.blocks_of(some)
         _, tokens, of_columns = self._blocks
-        rows = _within(self.rows, at.rows)
-        spans = [_within(self.columns, block.columns) for block in blocks]
+        rows = _range_within(self.rows, at.rows)
+        spans = [_range_within(self.columns, block.columns) for block in blocks]
         found = tiles.row_tiles(tokens, of_columns, rows, spans, factored=factored)
         for span, tile in zip(spans, found, strict=True):  # factors are those of tiles before the diagonal
             yield self._with_diagonal(tile, tokens, rows, span) if isinstance(tile, Tensor) else tile
@@ -330,7 +330,7 @@ class TransportWeights(SweptWeights):
 
     # ---------------------------------------------------------------------------------------------- parts and copies
 
-    def _derived(
+    def _with_tokens(
         self,
         tokens: GatedTokens,
         rows: range | None = None,
@@ -357,11 +357,11 @@ class TransportWeights(SweptWeights):
             batches, heads = (slice(None) if index is None else index for index in (batches, heads))
             ids = self.batch_ids[batches], self.head_ids[heads]
             there = batches if isinstance(batches, slice) else to_device(batches, self.device)
-            some = self._derived(self.tokens.select(there, heads), ids=ids)
+            some = self._with_tokens(self.tokens.select(there, heads), ids=ids)
         m, n = self.shape[2:]
         if (rows is None or len(rows) == m) and (columns is None or len(columns) == n):
             return some
-        window = some._derived(some.tokens, _within(self.rows, rows), _within(self.columns, columns))
+        window = some._with_tokens(some.tokens, _range_within(self.rows, rows), _range_within(self.columns, columns))
         window._transitions = some._transitions  # of the same tokens
         return window
 
@@ -378,7 +378,7 @@ class TransportWeights(SweptWeights):
         tokens = self.tokens
         if tokens.q.dtype is self.dtype:
             return self
-        return self._derived(replace(tokens, q=tokens.q.to(self.dtype), k=tokens.k.to(self.dtype)))
+        return self._with_tokens(replace(tokens, q=tokens.q.to(self.dtype), k=tokens.k.to(self.dtype)))
 
     @public("A.to()")
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> TransportWeights | None:
@@ -389,7 +389,7 @@ class TransportWeights(SweptWeights):
         tokens = self.tokens.mapped(lambda t: t.to(device))
         if dtype is not None:
             tokens = tokens.mapped(lambda t: t.to(dtype))
-        return self._derived(tokens, versions=())
+        return self._with_tokens(tokens, versions=())
 
 
 def spread_values(v: Tensor, tokens: GatedTokens) -> Tensor:
@@ -398,7 +398,7 @@ def spread_values(v: Tensor, tokens: GatedTokens) -> Tensor:
     return v.to(tokens.dtype) if own == 1 else v.to(tokens.dtype).repeat_interleave(tokens.heads // own, dim=1)
 
 
-def _within(whole: range, part: range | None) -> range:
+def _range_within(whole: range, part: range | None) -> range:
     """Return the places of a part, which is counted from the start of the whole."""
     return whole if part is None else range(whole.start + part.start, whole.start + part.stop)
 
@@ -417,7 +417,7 @@ def _count_chunks(places: Sequence[int], size: int) -> int:
     return len({place // size for place in places})
 
 
-def _ascending(places: range | Tensor, start: int) -> tuple[Sequence[int], Tensor | None]:
+def _sorted_places(places: range | Tensor, start: int) -> tuple[Sequence[int], Tensor | None]:
     """Return places in ascending order, each once, counted from `start` places before; and how to put them back."""
     if isinstance(places, range):
         return range(start + places.start, start + places.stop), None
