@@ -321,7 +321,7 @@ def test_json_that_another_program_has_written_again(folder: Path, options: dict
 
 
 def test_json_of_absurd_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.recording.atlas.manifest._LARGEST", 100)
+    monkeypatch.setattr("attlas.recording.atlas.manifest._MOST_MANIFEST_BYTES", 100)
     size = (folder / "atlas.json").stat().st_size
     refusal(folder, "atlas.json", f"{size:,} bytes, more than 100")
 
@@ -630,11 +630,11 @@ def test_tokens_stay_on_disk_until_they_are_read(tmp_path: Path) -> None:
 def test_writing_takes_a_slice_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attlas.recording.atlas import tensors
 
-    monkeypatch.setattr(tensors, "_SLICE", 1 << 10)
+    monkeypatch.setattr(tensors, "_SLICE_BYTES", 1 << 10)
     t = torch.randn(3, 50, 20).transpose(1, 2)
-    sizes = [len(part) for part in tensors._slices(t)]
+    sizes = [len(part) for part in tensors._byte_slices(t)]
     assert max(sizes) <= 1 << 10
-    assert b"".join(bytes(part) for part in tensors._slices(t)) == t.contiguous().numpy().tobytes()
+    assert b"".join(bytes(part) for part in tensors._byte_slices(t)) == t.contiguous().numpy().tobytes()
     atlas = make_atlas()
     atlas.save(tmp_path / NAME)
     assert_same(atlas, load(tmp_path / NAME))

@@ -43,8 +43,8 @@ class Event:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendDevice]:
     """Return a pretended GPU, with events, on which nothing was computed."""
     device, Event.count = PretendDevice("cuda"), 0
-    monkeypatch.setattr(copies, "_pinned", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
-    monkeypatch.setattr(copies, "_event", lambda _: Event(device))
+    monkeypatch.setattr(copies, "_pinned_memory", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    monkeypatch.setattr(copies, "_event_after_work", lambda _: Event(device))
     snapshot._bit_weights.cache_clear()
     yield device
     snapshot._bit_weights.cache_clear()
@@ -131,8 +131,8 @@ def test_a_long_prompt_is_written_when_the_pass_has_ended(
     waits_more: int,
 ) -> None:
     """One wait for all layers; copies of more bytes than may be held are written before."""
-    monkeypatch.setattr(disk, "_SMALL", 1)
-    monkeypatch.setattr(sequences, "_HELD", held)
+    monkeypatch.setattr(disk, "_SMALL_ENTRY_BYTES", 1)
+    monkeypatch.setattr(sequences, "_MOST_WAITING_BYTES", held)
     alone, _ = recorded(model, ids, name, cuda)
     waits, atlas = recorded(model, ids, name, cuda, keep="disk", values=True)
     assert sum(waits.values()) == sum(alone.values()) + waits_more, waits
@@ -156,7 +156,7 @@ def test_a_static_cache_waits_once_a_pass_where_there_is_memory(
     each_pass: int,
 ) -> None:
     """Its keys are copies; those of more bytes than may be held are decided about before: once for each layer here."""
-    monkeypatch.setattr(sequences, "_HELD", 0)
+    monkeypatch.setattr(sequences, "_MOST_WAITING_BYTES", 0)
     monkeypatch.setattr(sequences, "free_bytes", lambda _: free)
     alone, _ = recorded(model, ids, "static", cuda)
     waits, _ = recorded(model, ids, "static", cuda, keep="device")
@@ -212,7 +212,7 @@ def test_copies_are_read_when_their_event_is_complete(
 
     _, expected = recorded(model, ids, "dynamic", None, keep="cpu", values=True)
     monkeypatch.setattr(copies.HostCopies, "write", write)
-    monkeypatch.setattr(copies, "_event", lambda _: Late())
+    monkeypatch.setattr(copies, "_event_after_work", lambda _: Late())
     _, atlas = recorded(model, ids, "dynamic", cuda, keep="cpu", values=True)
     assert atlas is not None
     assert expected is not None

@@ -106,8 +106,8 @@ def test_a_prompt_in_chunks_is_one_entry(llama: nn.Module, ids: Tensor, eager: C
 def test_big_chunks_are_put_aside_on_disk(
     llama: nn.Module, ids: Tensor, eager: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attlas.recording.disk._SMALL", 1)
-    monkeypatch.setattr("attlas.recording.disk._TAIL", 1)
+    monkeypatch.setattr("attlas.recording.disk._SMALL_ENTRY_BYTES", 1)
+    monkeypatch.setattr("attlas.recording.disk._TAIL_BYTES", 1)
     cache = transformers.DynamicCache(config=llama.config)
     with record(llama, keep="disk", folder=tmp_path / "a") as atlas, torch.no_grad():
         for chunk in ids.split(3, dim=1):

@@ -90,14 +90,14 @@ def test_the_mask_of_the_queries_is_saved(gpt2, words, side, tmp_path) -> None:
 
 def test_a_recording_of_before_is_read_by_its_mask(gpt2, words, tmp_path, monkeypatch) -> None:
     atlas = record(gpt2, padded(words, "right"))
-    whole = Writer._record
+    whole = Writer._entry_as_record
 
     def older(self, entry):
         spec = whole(self, entry)
         del spec["query_mask"]
         return spec
 
-    monkeypatch.setattr(Writer, "_record", older)
+    monkeypatch.setattr(Writer, "_entry_as_record", older)
     atlas.save(tmp_path / "run.atlas")
     again = attlas.load(tmp_path / "run.atlas")
     assert again.entry(0).query_mask is None

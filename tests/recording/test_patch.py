@@ -238,7 +238,7 @@ def test_it_is_put_back_after_an_error() -> None:
         _ = 1 / 0
     assert functional.scaled_dot_product_attention is TORCH[0]
     assert torch.backends.mha.get_fastpath_enabled()
-    assert not patch._finders
+    assert not patch._module_finders
 
 
 def test_another_thread_is_not_recorded() -> None:

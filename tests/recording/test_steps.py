@@ -124,8 +124,8 @@ def test_a_step_on_a_device_makes_as_many_calls_after_many_tokens(
     few = 80 if "statistics" in SETTINGS[name] else 10
     folder = {"folder": tmp_path / "a"} if name == "disk" else {}
     device, calls, waits = PretendDevice("cuda"), [], []
-    monkeypatch.setattr(copies, "_pinned", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
-    monkeypatch.setattr(copies, "_event", lambda _: Complete())
+    monkeypatch.setattr(copies, "_pinned_memory", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    monkeypatch.setattr(copies, "_event_after_work", lambda _: Complete())
 
     @contextmanager
     def counted() -> Iterator[None]:

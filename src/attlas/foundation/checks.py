@@ -16,7 +16,7 @@ from attlas.errors import BackendError, DeviceError, DtypeError, OutOfRangeError
 from attlas.foundation.compat import replaced_by_context_parallel, tracing
 from attlas.foundation.indexing import Axes
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 WITHOUT_FLOAT64 = ("mps",)  # kinds of devices
 
@@ -209,7 +209,7 @@ def check_inputs(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]
     q, k = as_plain("q", q), as_plain("k", k)
     rank = max(q.ndim, k.ndim) - 2
     q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
-    batch = _broadcast(q4.shape[:-3], k4.shape[:-3], labels, "k")
+    batch = _broadcast_batch_axes(q4.shape[:-3], k4.shape[:-3], labels, "k")
     query_heads, key_heads = q4.shape[-3], k4.shape[-3]
     if query_heads == 1:
         query_heads = key_heads
@@ -219,7 +219,7 @@ def check_inputs(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]
         raise ShapeError(rule, f"{query_heads} query heads, {key_heads} key heads", fix, arguments=labels)
     # With one leading axis or none, the user sees no axis of heads, and no axis of a batch that was not given.
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
-    return _flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading
+    return _with_flat_batches(q4, batch, query_heads), _with_flat_batches(k4, batch, key_heads), leading
 
 
 def check_values(
@@ -269,7 +269,7 @@ def check_values(
         found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
         given = {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}
         raise ShapeError(rule, found, f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.", arguments=given)
-    return _flat(v4, batch, v4.shape[-3])
+    return _with_flat_batches(v4, batch, v4.shape[-3])
 
 
 def check_sink(sink: Tensor, q: Tensor, leading: tuple[int, ...] = ()) -> Tensor:
@@ -311,7 +311,7 @@ def check_tensors(labels: dict[str, Tensor]) -> None:
         if not isinstance(t, Tensor):
             rule = f"{name} must be a torch.Tensor."
             raise DtypeError(rule, kind(t), f"torch.as_tensor({name})", arguments={label: type(t).__name__})
-        if t.dtype not in _FLOATS:
+        if t.dtype not in _FLOAT_DTYPES:
             rule, fix = f"{name} must be float64, float32, float16 or bfloat16.", f"{name}.float()"
             raise DtypeError(rule, f"{name} is {str(t.dtype).removeprefix('torch.')}", fix, arguments=labels)
         if t.ndim < 2:
@@ -340,7 +340,7 @@ def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
         type(t) is type(other) is Tensor
         and t.ndim == other.ndim == 4
         and t.dtype is other.dtype
-        and t.dtype in _FLOATS
+        and t.dtype in _FLOAT_DTYPES
         and t.device == other.device
         and t.layout is other.layout is torch.strided
         and not (t.is_nested or other.is_nested)
@@ -367,7 +367,7 @@ def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
     return f"({', '.join(map(str, leading))}, {tokens}, e), or {plain} for all" if leading else plain
 
 
-def _broadcast(
+def _broadcast_batch_axes(
     first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
 ) -> tuple[int, ...]:
     """Return the batch axes of two tensors, broadcast; raise a ShapeError about `name`, the second, if they differ."""
@@ -381,7 +381,7 @@ def _broadcast(
         raise ShapeError(rule, f"batch axes {tuple(first)} and {tuple(second)}", fix, arguments=labels) from None
 
 
-def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
+def _with_flat_batches(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
     """Return a tensor as (batch, heads, tokens, size): batch axes are broadcast to `batch`, then flattened to one.
 
     It is a view wherever strides allow it.

@@ -301,10 +301,10 @@ def mask_function(masking: Any, name: str) -> Callable[..., Any]:
         "bidirectional_mask_function": lambda b, h, i, j: i >= 0,
     }
     found: Callable[..., Any] | None = getattr(masking, name, own.get(name))
-    return found or _absent(name)
+    return found or _placeholder_for(name)
 
 
-def _absent(name: str) -> Callable[..., Any]:
+def _placeholder_for(name: str) -> Callable[..., Any]:
     """Return what stands for a function that a version of transformers does not have; nothing there calls it."""
 
     def missing(*_: Any, **__: Any) -> Any:

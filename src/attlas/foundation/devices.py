@@ -15,7 +15,7 @@ from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import changes, tracing
 
 LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together, on any device
-_COMPARED = 1 << 16  # bytes of a tensor that is compared with what was copied, where torch counts no changes
+_MOST_COMPARED_BYTES = 1 << 16  # bytes of a tensor that is compared with what was copied, where torch counts no changes
 
 
 def check_float64(what: str, device: torch.device, fix: str) -> None:
@@ -60,7 +60,7 @@ def to_device(t: Tensor, device: torch.device, dtype: torch.dtype | None = None)
     return t.to(device, dtype, non_blocking=waits_not)
 
 
-class _Copy(NamedTuple):
+class _DeviceCopy(NamedTuple):
     """A tensor, how often it was changed, its copy, and its numbers where changes are not counted."""
 
     of: Tensor
@@ -69,12 +69,12 @@ class _Copy(NamedTuple):
     numbers: Tensor | None
 
 
-def _equals(t: Tensor, numbers: Tensor | None) -> bool:
+def _has_numbers(t: Tensor, numbers: Tensor | None) -> bool:
     """Return whether a tensor of the CPU has the numbers that were copied."""
     return numbers is not None and t.device.type == "cpu" and torch.equal(t, numbers)
 
 
-def _fits(t: Tensor, device: torch.device) -> bool:
+def _has_room(t: Tensor, device: torch.device) -> bool:
     """Return whether a device has room for a copy that is kept: where it is large, four times as much as it takes."""
     return t.nbytes <= LARGEST_COPY or 4 * t.nbytes <= free_bytes(device)
 
@@ -107,7 +107,7 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.device, torch.dtype], _Copy] = {}
+        self._known: dict[tuple[torch.device, torch.dtype], _DeviceCopy] = {}
 
     def of(self, t: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor on a device, in a dtype; by default in its own."""
@@ -115,9 +115,9 @@ class DeviceCopies:
         if t.device == device:
             return t.to(dtype)
         counted = changes_of(t) is not None
-        if t.requires_grad or tracing() or not (counted or t.nbytes <= _COMPARED):
+        if t.requires_grad or tracing() or not (counted or t.nbytes <= _MOST_COMPARED_BYTES):
             return to_device(t, device, dtype)
-        return self._kept(t, device, dtype, compares=not counted)
+        return self._kept_copy(t, device, dtype, compares=not counted)
 
     def for_tiles(self, t: Tensor, device: torch.device) -> Tensor:
         """Return a tensor of which tiles need parts on a device: one copy, or itself where none is kept.
@@ -125,24 +125,24 @@ class DeviceCopies:
         Numbers of float64 become float32 where the device has no other. A tensor of inference mode may change between
         two matrices only: `forget` is to be called there.
         """
-        if t.device == device or t.requires_grad or tracing() or not _fits(t, device):
+        if t.device == device or t.requires_grad or tracing() or not _has_room(t, device):
             return t
         lacks = t.dtype is torch.float64 and not has_float64(device)
-        return self._kept(t, device, torch.float32 if lacks else t.dtype)
+        return self._kept_copy(t, device, torch.float32 if lacks else t.dtype)
 
     def forget(self, t: Tensor) -> None:
         """Forget the copies of a tensor whose changes are not counted: another matrix is made."""
         if self._known and t.is_inference():
             self._known = {}
 
-    def _kept(self, t: Tensor, device: torch.device, dtype: torch.dtype, *, compares: bool = False) -> Tensor:
+    def _kept_copy(self, t: Tensor, device: torch.device, dtype: torch.dtype, *, compares: bool = False) -> Tensor:
         """Return the copy of a tensor, a new one where it was changed; `compares` is whether its numbers say that."""
         count, known = changes_of(t), self._known.get((device, dtype))
         same = known is not None and known.of is t and known.changes == count
-        if not same or (compares and known is not None and not _equals(t, known.numbers)):
+        if not same or (compares and known is not None and not _has_numbers(t, known.numbers)):
             with torch.inference_mode(False):  # a graph cannot keep tensors of inference mode
                 copy, numbers = to_device(t, device, dtype), t.clone() if compares else None
-            known = self._known[device, dtype] = _Copy(t, count, copy, numbers)
+            known = self._known[device, dtype] = _DeviceCopy(t, count, copy, numbers)
         return known.copy  # type: ignore[union-attr]  # it is known by now
 
     def __eq__(self, other: object) -> bool:
@@ -188,14 +188,14 @@ class IdCopies:
         # Where in the whole numbers these begin, if they are a view of them.
         first = (ids.data_ptr() - whole.data_ptr()) // whole.element_size()
         if 0 <= first <= len(whole) - len(ids) and ids.is_contiguous():
-            return self._copy(axis)[first : first + len(ids)]
+            return self._ids_on_device(axis)[first : first + len(ids)]
         key = tuple(ids.tolist())
         if key not in self._others:
             with torch.inference_mode(False):
                 self._others[key] = to_device(ids, self.device)
         return self._others[key]
 
-    def _copy(self, axis: int) -> Tensor:
+    def _ids_on_device(self, axis: int) -> Tensor:
         """Return the ids of all batches (`axis` 0) or heads (1) on the device; copied when first asked for."""
         copy = self._copies[axis]
         if copy is None:
@@ -216,7 +216,7 @@ def ids_on(device: torch.device, ids: Tensor, axis: int, copies: IdCopies | None
     return copies.of(ids, axis)
 
 
-_answers: ContextVar[Iterator[tuple[dict[int, float], int]] | None] = ContextVar("attlas_answers", default=None)
+_known_answers: ContextVar[Iterator[tuple[dict[int, float], int]] | None] = ContextVar("attlas_answers", default=None)
 
 
 def answers_kept(owner: Any) -> AbstractContextManager[None]:
@@ -229,17 +229,17 @@ def answers_kept(owner: Any) -> AbstractContextManager[None]:
     owner : Problem
         What the questions are about; it keeps the answers.
     """
-    return nullcontext() if owner.device.type == "cpu" or owner.is_symbolic else _kept(owner)
+    return nullcontext() if owner.device.type == "cpu" or owner.is_symbolic else _answers_kept(owner)
 
 
 @contextmanager
-def _kept(owner: Any) -> Iterator[None]:
+def _answers_kept(owner: Any) -> Iterator[None]:
     answers: dict[int, float] = vars(owner).setdefault("answers", {})
-    token = _answers.set((answers, place) for place in range(1 << 62))
+    token = _known_answers.set((answers, place) for place in range(1 << 62))
     try:
         yield
     finally:
-        _answers.reset(token)
+        _known_answers.reset(token)
 
 
 def answer_of(ask: Callable[[], float]) -> float:
@@ -256,7 +256,7 @@ def answer_of(ask: Callable[[], float]) -> float:
     >>> answer_of(lambda: 1.0)
     1.0
     """
-    places = _answers.get()
+    places = _known_answers.get()
     if places is None:
         return ask()
     answers, place = next(places)

@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 
 from attlas.errors import AttlasError, FileError
 
-_FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+_DISK_FULL_ERRORS = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 _NO_SYNC = {getattr(errno, name) for name in ("EINVAL", "ENOSYS", "ENOTSUP") if hasattr(errno, name)}
-_RULE = "the file must be one that can be written."
+_WRITABLE_RULE = "the file must be one that can be written."
 _LOCKED_BYTE = 1 << 20  # Windows forbids to read what is locked: the lock is behind the text
-_ELSEWHERE = "give a path in a folder that is there and may be written to."
+_OTHER_FOLDER_FIX = "give a path in a folder that is there and may be written to."
 
 
 @contextmanager
@@ -68,12 +68,12 @@ def whole_file(path: str | os.PathLike[str], kind: type[AttlasError] = FileError
     unfinished = real.with_name(f".{real.stem[:40]}-{os.urandom(8).hex()}{suffix}")
     try:
         with _worded_errors(target, kind):
-            created = _create(unfinished, mode)
+            created = _create_empty(unfinished, mode)
         with _worded_errors(target, kind, unfinished):
             yield unfinished
         with _worded_errors(target, kind):
             with unfinished.open("rb+") as file:
-                _sync(file.fileno())
+                _flush_to_disk(file.fileno())
             if stat.S_IMODE(unfinished.stat().st_mode) != created:
                 unfinished.chmod(created)
             unfinished.replace(real)
@@ -189,12 +189,12 @@ def sync_folder(folder: Path) -> None:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        _sync(handle)
+        _flush_to_disk(handle)
     finally:
         os.close(handle)
 
 
-def _sync(handle: int) -> None:
+def _flush_to_disk(handle: int) -> None:
     """Flush an open file to disk, where its file system supports that."""
     try:
         os.fsync(handle)
@@ -203,7 +203,7 @@ def _sync(handle: int) -> None:
             raise
 
 
-def _create(unfinished: Path, replaced: int | None) -> int:
+def _create_empty(unfinished: Path, replaced: int | None) -> int:
     """Create an empty file, and return the mode that it gets when it is complete.
 
     `replaced` is the mode of the file that it will replace, None where there is none.
@@ -245,21 +245,21 @@ def _worded_errors(target: Path, kind: type[AttlasError], unfinished: Path | Non
     except AttlasError:
         raise
     except SafetensorError as error:  # its writer puts the system's error into words of its own
-        found, fix = (str(error).splitlines() or ["an error of safetensors"])[0], _ELSEWHERE
-        raise kind(_RULE, found, fix, path=str(target)) from error
+        found, fix = (str(error).splitlines() or ["an error of safetensors"])[0], _OTHER_FOLDER_FIX
+        raise kind(_WRITABLE_RULE, found, fix, path=str(target)) from error
     except OSError as error:
         # A block may read other files, whose errors are not ours; a full disk is always the one that is written to.
-        if unfinished is not None and error.errno not in _FULL and error.filename != str(unfinished):
+        if unfinished is not None and error.errno not in _DISK_FULL_ERRORS and error.filename != str(unfinished):
             raise
-        found, fix = _reason(error, target)
-        raise kind(_RULE, found, fix, path=str(target)) from error
+        found, fix = _fault_and_fix(error, target)
+        raise kind(_WRITABLE_RULE, found, fix, path=str(target)) from error
 
 
-def _reason(error: OSError, target: Path) -> tuple[str, str]:
+def _fault_and_fix(error: OSError, target: Path) -> tuple[str, str]:
     """Return what went wrong with a file, and what to do about it, from an error of the system."""
     real = Path(os.path.realpath(target))
     said = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL_ERRORS:
         return said, "make room, or give a path on another disk."
     if error.errno == errno.ENAMETOOLONG:
         return said, "give a shorter name."
@@ -268,4 +268,4 @@ def _reason(error: OSError, target: Path) -> tuple[str, str]:
     if error.errno == errno.ENOENT and not real.parent.exists():
         return f"no such folder: {real.parent}", f"mkdir -p {shlex.quote(str(real.parent))}"
     blamed = real if error.filename == str(real) and error.errno != errno.ENOTDIR else real.parent
-    return f"{said}: {blamed}", _ELSEWHERE
+    return f"{said}: {blamed}", _OTHER_FOLDER_FIX

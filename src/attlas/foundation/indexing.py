@@ -121,23 +121,23 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     if len(dots) > 1:
         fix = "A[..., 17, :] for one row of all heads."
-        raise _wrong("there is at most one Ellipsis.", shape, f"{len(dots)} of them", fix)
+        raise _index_error("there is at most one Ellipsis.", shape, f"{len(dots)} of them", fix)
     if len(entries) - len(dots) > len(shape):
         found, fix = f"{len(entries) - len(dots)} indices, {len(shape)} axes", "A[0, 3, 17, :] for one row of one head."
-        raise _wrong("there are more indices than axes.", shape, found, fix)
+        raise _index_error("there are more indices than axes.", shape, found, fix)
     missing = [None] * (len(shape) - (len(entries) - len(dots)))
     split = dots[0] if dots else len(entries)
     # None marks an axis that was not named: a matrix stays lazy while its last two axes are not named.
-    named = [*map(_checked, entries[:split]), *missing, *map(_checked, entries[split + 1 :])]
+    named = [*map(_checked_entry, entries[:split]), *missing, *map(_checked_entry, entries[split + 1 :])]
     lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range | list)]
     pairs = lists == [len(shape) - 2, len(shape) - 1]
     if len(lists) > 1 and not pairs:
         return None
     resolved = [
-        None if entry is None else _resolve(entry, size, axis, shape)
+        None if entry is None else _resolved_entry(entry, size, axis, shape)
         for axis, (entry, size) in enumerate(zip(named, shape, strict=True))
     ]
-    leading = _leading(resolved[:-2], axes)
+    leading = _leading_slices(resolved[:-2], axes)
     rows, columns = resolved[-2:]
     if rows is None and columns is None:
         return Where(leading, None, None, False)
@@ -148,16 +148,18 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
     if pairs and len(rows) != len(columns):
         rule = "two lists of indices name cells in pairs and must have the same length."
         fix = "A[..., rows, :][..., columns] for every row with every column."
-        raise _wrong(rule, shape, f"{len(rows)} rows, {len(columns)} columns", fix)
+        raise _index_error(rule, shape, f"{len(rows)} rows, {len(columns)} columns", fix)
     return Where(leading, rows, columns, pairs)
 
 
-def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
+def _index_error(
+    rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError
+) -> ShapeError:
     """Return an error, of class `error`, about an index of a matrix of this shape."""
     return error(rule, found, fix, A=f"shape {shape}", where="A[...]")
 
 
-def _checked(entry: Any) -> Any:
+def _checked_entry(entry: Any) -> Any:
     """Return one entry of an index as an int, slice, range, list or index tensor.
 
     Raise a DtypeError for other types.
@@ -179,7 +181,7 @@ def _checked(entry: Any) -> Any:
     raise DtypeError(rule, kind(entry), "A[0, 3, 5:9, :] or A[..., [2, 5], :].", arguments=given, where="A[...]")
 
 
-def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
+def _resolved_entry(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU.
 
     Parameters
@@ -200,25 +202,27 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
         span = range(size)[entry]
         if span.step == 1:
             return range(span.start, max(span.stop, span.start))
-        return _places(span)
+        return _as_int64_places(span)
     if isinstance(entry, int | range | list):  # no number of a tensor is read, so that programs can be traced
         ends = (entry,) if isinstance(entry, int) else entry if isinstance(entry, list) else (*entry[:1], *entry[-1:])
         outside = [i for i in ends if not -size <= i < size]
         if outside:
-            raise _outside(outside[0], axis, shape)
+            raise _out_of_range_error(outside[0], axis, shape)
         if isinstance(entry, int):
             return entry % size
-        return _places(entry) % max(size, 1)
+        return _as_int64_places(entry) % max(size, 1)
     index: Tensor = entry
     if index.dtype in (torch.bool, torch.uint8):
         if len(index) != size:
             found = f"{len(index)} of them on axis {axis} of size {size}"
-            raise _wrong("an index of True and False has one for each cell of its axis.", shape, found, "A[..., mask]")
+            raise _index_error(
+                "an index of True and False has one for each cell of its axis.", shape, found, "A[..., mask]"
+            )
         return index.nonzero().flatten()
     if not tracing():
         beyond = index[(index < -size) | (index >= size)]
         if beyond.numel():
-            raise _outside(int(beyond[0]), axis, shape)
+            raise _out_of_range_error(int(beyond[0]), axis, shape)
     return index % size if size else index
 
 
@@ -230,22 +234,22 @@ def span_of(start: int, stop: int) -> range | Tensor:
     return torch.arange(start, stop, device="cpu") if torch.compiler.is_compiling() else range(start, stop)
 
 
-def _outside(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:
+def _out_of_range_error(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:
     """Return the error about an index that lies outside its axis."""
     size = shape[axis]
     fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
     found = f"index {index} on axis {axis} of size {size}"
-    return _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
+    return _index_error("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
 
 
-def _places(some: range | list[int]) -> Tensor:
+def _as_int64_places(some: range | list[int]) -> Tensor:
     """Return a range, or a list of indices, as an int64 tensor on the CPU."""
     if isinstance(some, range) and len(some):
         return torch.arange(some.start, some.stop, some.step, device="cpu")
     return torch.tensor(list(some), dtype=torch.int64, device="cpu")
 
 
-def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
+def _leading_slices(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     """Return batches and heads that an index selects, as slices where possible, and the leading axes that remain.
 
     `entries` are resolved indices of the leading axes that the user sees, None for a whole axis. All axes before the
@@ -256,19 +260,19 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     rest = iter(entries)
     chosen: list[Any] = [next(rest) if kept else None for kept in axes.kept]
     kept = tuple(k and not isinstance(entry, int) for k, entry in zip(axes.kept, chosen, strict=True))
-    picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
+    picks = [_picked_positions(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
     batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
-    batches = _flattened(picks[:batch_axes], axes.layout[:batch_axes])
+    batches = _flattened_picks(picks[:batch_axes], axes.layout[:batch_axes])
     heads = picks[-1] if len(picks) >= 2 else range(1)  # with one leading axis, there is one head
     return _as_slice(batches), _as_slice(heads), Axes(tuple(map(len, picks)), kept)
 
 
-def _pick(entry: Any, size: int) -> Tensor | range:
+def _picked_positions(entry: Any, size: int) -> Tensor | range:
     """Return the positions that a resolved index selects of an axis of a size; None selects all."""
     return range(size) if entry is None else range(entry, entry + 1) if isinstance(entry, int) else entry
 
 
-def _flattened(picks: Sequence[Tensor | range], sizes: tuple[int, ...]) -> Tensor | range:
+def _flattened_picks(picks: Sequence[Tensor | range], sizes: tuple[int, ...]) -> Tensor | range:
     """Return which positions are picked once all axes are flattened to one: a range where they follow each other.
 
     `picks` holds the positions that are picked of each axis, `sizes` the sizes of the axes.
@@ -285,7 +289,7 @@ def _flattened(picks: Sequence[Tensor | range], sizes: tuple[int, ...]) -> Tenso
         return range(start, start + math.prod(lengths))
     positions = torch.arange(math.prod(sizes), device="cpu").reshape(sizes)
     for axis, pick in enumerate(picks):
-        positions = positions.index_select(axis, _places(pick) if isinstance(pick, range) else pick)
+        positions = positions.index_select(axis, _as_int64_places(pick) if isinstance(pick, range) else pick)
     return positions.flatten()
 
 

@@ -26,18 +26,18 @@ def install_command(extra: str) -> str:
     """
     clone = Path(__file__).resolve().parents[3]
     if (clone / "pyproject.toml").is_file() and (clone / "src" / "attlas").is_dir():
-        return f"pip install -e {_folder(clone, extra)}"
-    origin = _origin()
+        return f"pip install -e {_quoted_folder(clone, extra)}"
+    origin = _install_record()
     address = str(origin.get("url", ""))
     if "dir_info" in origin and address.startswith("file:"):
-        return f"pip install {_folder(Path(url2pathname(urlsplit(address).path)), extra)}"
+        return f"pip install {_quoted_folder(Path(url2pathname(urlsplit(address).path)), extra)}"
     if "vcs_info" in origin:
         address = f"{origin['vcs_info'].get('vcs', 'git')}+{address}"
     wanted = f"attlas[{extra}] @ {address}" if address else f"attlas[{extra}]"
     return f"pip install {shlex.quote(wanted)}"
 
 
-def _origin() -> dict[str, Any]:
+def _install_record() -> dict[str, Any]:
     """Return pip's record of where attlas was installed from (PEP 610); empty where it came from an index."""
     from importlib import metadata  # not with `attlas --help`: it takes longer than the rest
 
@@ -48,7 +48,7 @@ def _origin() -> dict[str, Any]:
     return origin if isinstance(origin, dict) else {}
 
 
-def _folder(folder: Path, extra: str) -> str:
+def _quoted_folder(folder: Path, extra: str) -> str:
     """Return a folder with an extra, quoted for a shell; the current folder as ``'.[view]'``."""
     try:
         shown = "." if folder.samefile(Path.cwd()) else str(folder)

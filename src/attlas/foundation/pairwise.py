@@ -21,8 +21,8 @@ from attlas.foundation.reasons import in_one_line
 from attlas.foundation.tiles import Tile
 
 # What a function raises that is not written for whole tiles, or not for vmap.
-_FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
-_FEW = 8  # rows, and columns, on which both ways of asking are compared
+_CALL_FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
+_MOST_COMPARED_ROWS = 8  # rows, and columns, on which both ways of asking are compared
 
 
 class TileFunction:
@@ -56,7 +56,9 @@ class TileFunction:
         self._tiles = broadcasts
         self._compared = False
         self._devices: set[str] = set()  # types of device on which the tensors that it reads were looked at
-        if callable(f) and (tracing() or _takes(f, len(arguments))):  # a program that is traced calls it at once
+        if callable(f) and (
+            tracing() or _takes_arguments(f, len(arguments))
+        ):  # a program that is traced calls it at once
             return
         names = ", ".join(arguments)
         if callable(f):
@@ -84,38 +86,42 @@ class TileFunction:
             If it holds tensors of a GPU and the matrix is not there.
         """
         if torch.compiler.is_compiling():  # there are no numbers that could be compared
-            return self._pairs(at, cells)
+            return self._values_by_vmap(at, cells)
         watch = None if tracing() else watched()  # a caller is listing the tensors that the function reads
         if watch is not None:
-            return self._watched(at, cells, watch)  # type: ignore[no-any-return]
+            return self._values_while_watched(at, cells, watch)  # type: ignore[no-any-return]
         first: Exception | None = None
         if self._tiles:
             try:
-                if self._compared or self._agree(at, cells):
-                    found = self._whole(at, cells)
+                if self._compared or self._calls_agree(at, cells):
+                    found = self._values_of_whole_tile(at, cells)
                     if not isinstance(found, Tensor):
                         return found  # type: ignore[no-any-return]
-                    if _fits(found, at):
+                    if _fits_tile(found, at):
                         self._compared = True
                         return found
             except AttlasError:
                 raise
-            except _FAILURES as error:
+            except _CALL_FAILURES as error:
                 first = error
             self._tiles = False
         elif at.device.type not in self._devices and not tracing():
-            self._few(at, cells, self._pairs)  # only to check where the tensors are that it reads
-        return self._pairs(at, cells, first)
+            self._values_of_few_cells(
+                at, cells, self._values_by_vmap
+            )  # only to check where the tensors are that it reads
+        return self._values_by_vmap(at, cells, first)
 
-    def _whole(self, at: Tile, cells: tuple[Tensor, ...]) -> Any:
+    def _values_of_whole_tile(self, at: Tile, cells: tuple[Tensor, ...]) -> Any:
         """Return what the function returns when it is called once, with tensors for the whole tile."""
         return self.f(*cells, at.b, at.h, at.i, at.j)
 
-    def _few(self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]) -> Any:
+    def _values_of_few_cells(
+        self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]
+    ) -> Any:
         """Return the function's values for a few cells of a tile; None where it raises an error, as it will for all.
 
-        `ask` is the way to call it, `_whole` or `_pairs`. Raises a DeviceError before an operation gets a tensor that
-        is neither on the CPU nor where the matrix is.
+        `ask` is the way to call it, `_values_of_whole_tile` or `_values_by_vmap`. Raises a DeviceError before an
+        operation gets a tensor that is neither on the CPU nor where the matrix is.
 
         What it raises is not told here: the call with the whole tile will raise it again.
         """
@@ -129,7 +135,7 @@ class TileFunction:
                 found = ask(few, some)
             except DeviceError:
                 raise
-            except (*_FAILURES, AttlasError):
+            except (*_CALL_FAILURES, AttlasError):
                 pass
         self._devices.add(at.device.type)
         return found
@@ -148,7 +154,7 @@ class TileFunction:
 
         return check
 
-    def _watched(self, at: Tile, cells: tuple[Tensor, ...], watch: ReadTensors) -> Any:
+    def _values_while_watched(self, at: Tile, cells: tuple[Tensor, ...], watch: ReadTensors) -> Any:
         """Return the function's values for a tile while `watch` notes the tensors that it reads.
 
         The few cells of this call do not decide whether later calls ask for whole tiles or for pairs. What is no tensor
@@ -157,16 +163,16 @@ class TileFunction:
         with watch.checking(self._check_device(at)):
             if self._tiles:
                 try:
-                    found = self._whole(at, cells)
-                    if not isinstance(found, Tensor) or _fits(found, at):
+                    found = self._values_of_whole_tile(at, cells)
+                    if not isinstance(found, Tensor) or _fits_tile(found, at):
                         return found
                 except AttlasError:
                     raise
-                except _FAILURES:
+                except _CALL_FAILURES:
                     pass
-            return self._pairs(at, cells)
+            return self._values_by_vmap(at, cells)
 
-    def _pairs(self, at: Tile, cells: tuple[Tensor, ...], first: Exception | None = None) -> Tensor:
+    def _values_by_vmap(self, at: Tile, cells: tuple[Tensor, ...], first: Exception | None = None) -> Tensor:
         """Return the function's values for a tile, shape (batches, heads, rows, columns), by `torch.vmap` over pairs.
 
         Raises a ShapeError where that fails too. It names `first`, the error of the call with whole tiles, if any.
@@ -181,7 +187,7 @@ class TileFunction:
                 found = each(*cells, at.b.flatten(), at.h.flatten(), at.i.flatten(), at.j.flatten())
             if found.shape != at.shape:
                 raise ValueError(f"it returned shape {tuple(found.shape[4:])} for one pair")
-        except _FAILURES as error:
+        except _CALL_FAILURES as error:
             cause = first or error
             if isinstance(cause, IndexError):
                 fix = f"give the tensors that it indexes a position for each of {at.m} queries and {at.n} keys."
@@ -192,21 +198,21 @@ class TileFunction:
             raise ShapeError(rule, raised, fix, tile=f"{at.shape}", where=self.name) from cause
         return found
 
-    def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
+    def _calls_agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
         """Return whether a call for a whole tile gives what calls for single pairs give.
 
         At most 2 × 2 × 8 × 8 pairs are compared.
         """
-        whole = self._few(at, cells, self._whole)
+        whole = self._values_of_few_cells(at, cells, self._values_of_whole_tile)
         few = few_of(at)
         with torch.no_grad():
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
-                    pairs = self._pairs(few, _few_cells(at, cells))
+                    pairs = self._values_by_vmap(few, _few_cells(at, cells))
             except ShapeError:
                 return True  # it cannot be asked for single pairs, so the tile is all there is
-        if not isinstance(whole, Tensor) or not _fits(whole, few):
+        if not isinstance(whole, Tensor) or not _fits_tile(whole, few):
             return False
         whole = whole.expand(few.shape)
         return torch.allclose(whole, pairs, equal_nan=True) if whole.is_floating_point() else torch.equal(whole, pairs)
@@ -215,7 +221,7 @@ class TileFunction:
 def few_of(at: Tile) -> Tile:
     """Return a tile of at most 2 × 2 × 8 × 8 cells of another one, spread over its rows and columns."""
     rows, columns = at.i.flatten(), at.j.flatten()
-    rows, columns = (t[_spread(len(t), t.device)] for t in (rows, columns))
+    rows, columns = (t[_spread_indices(len(t), t.device)] for t in (rows, columns))
     return replace(
         at,
         batches=at.batches[:2],
@@ -231,11 +237,11 @@ def few_of(at: Tile) -> Tile:
 
 def _few_cells(at: Tile, cells: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the same cells that `few_of` chooses, of tensors with one number for each pair of the whole tile."""
-    rows, columns = (_spread(len(span), at.device) for span in (at.rows, at.columns))
+    rows, columns = (_spread_indices(len(span), at.device) for span in (at.rows, at.columns))
     return tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
 
 
-def _fits(found: Tensor, at: Tile) -> bool:
+def _fits_tile(found: Tensor, at: Tile) -> bool:
     """Return whether a result's shape broadcasts to a tile's.
 
     With fewer than two axes, pairs were reduced or picked out.
@@ -266,13 +272,13 @@ class _IndexByTensor(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _spread(size: int, device: torch.device) -> Tensor:
+def _spread_indices(size: int, device: torch.device) -> Tensor:
     """Return at most 8 evenly spaced indices below `size`, with the first and the last."""
-    steps = min(size, _FEW) - 1
+    steps = min(size, _MOST_COMPARED_ROWS) - 1
     return torch.arange(steps + 1, device=device) * (size - 1) // max(steps, 1)
 
 
-def _takes(f: Callable[..., Any], count: int) -> bool:
+def _takes_arguments(f: Callable[..., Any], count: int) -> bool:
     """Return whether a function accepts `count` positional arguments."""
     try:
         inspect.signature(f).bind(*range(count))

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_PIXELS = 1 << 24
 RGB, INDEXED = 2, 3  # what a pixel holds: red, green and blue, or its place in a palette
-_SUB = 1  # the filter of every row: each byte less the one of the pixel before it
+_FILTER_SUB = 1  # the filter of every row: each byte less the one of the pixel before it
 
 
 def encoded(picture: Tensor) -> bytes:
@@ -26,7 +26,7 @@ def encoded(picture: Tensor) -> bytes:
     height, width, _ = picture.shape
     pixels = picture.cpu().to(torch.int16)
     pixels[:, 1:] -= pixels[:, :-1].clone()
-    rows = torch.cat([torch.full((height, 1), _SUB), pixels.remainder(256).flatten(1)], dim=1).to(torch.uint8)
+    rows = torch.cat([torch.full((height, 1), _FILTER_SUB), pixels.remainder(256).flatten(1)], dim=1).to(torch.uint8)
     return file_of((width, height), RGB, rows.numpy().tobytes())
 
 
@@ -46,7 +46,7 @@ def file_of(size: tuple[int, int], colours: int, lines: bytes, palette: Iterable
     """
     header = struct.pack(">IIBBBBB", *size, 8, colours, 0, 0, 0)
     chunks = (b"IHDR", header), *palette, (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
-    return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
+    return _PNG_SIGNATURE + b"".join(_png_chunk(name, data) for name, data in chunks)
 
 
 def decoded(data: bytes) -> Tensor:
@@ -57,7 +57,7 @@ def decoded(data: bytes) -> Tensor:
     ValueError
         If it has not.
     """
-    if data[:8] != _SIGNATURE or data[12:16] != b"IHDR" or data[37:41] != b"IDAT" or len(data) < 57:
+    if data[:8] != _PNG_SIGNATURE or data[12:16] != b"IHDR" or data[37:41] != b"IDAT" or len(data) < 57:
         raise ValueError("no PNG file of attlas")
     width, height, *form = struct.unpack(">IIBBBBB", data[16:29])
     if form != [8, RGB, 0, 0, 0] or not 0 < width * height <= _MOST_PIXELS:
@@ -72,10 +72,10 @@ def decoded(data: bytes) -> Tensor:
     if len(whole) != size:
         raise ValueError("a PNG file of another size than it says")
     rows = torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(height, 3 * width + 1)
-    if not bool((rows[:, 0] == _SUB).all()):
+    if not bool((rows[:, 0] == _FILTER_SUB).all()):
         raise ValueError("a PNG file with filters that attlas does not write")
     return rows[:, 1:].reshape(height, width, 3).long().cumsum(1).remainder(256).to(torch.uint8)
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def _png_chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

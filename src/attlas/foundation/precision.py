@@ -18,7 +18,7 @@ from attlas.foundation.compat import FP32_PRECISION, SET_FP32_PRECISION
 __all__ = ["FULL", "FULL_FLOAT32", "SETTING_OF", "products_in_float32", "setting", "sums_in_float32"]
 
 #: The settings of matrix products by the kind of device, as torch since 2.9 names them.
-_NEWER: dict[str, tuple[str, ...]] = {
+_NEWER_SETTINGS: dict[str, tuple[str, ...]] = {
     "cpu": ("mkldnn", "matmul"),
     "xpu": ("mkldnn", "matmul"),
     "cuda": ("cuda", "matmul"),
@@ -26,7 +26,7 @@ _NEWER: dict[str, tuple[str, ...]] = {
 
 #: Returns how a kind of device multiplies float32, given its `SETTING_OF`. torch 2.8 has one setting for all.
 setting: Callable[..., str] = FP32_PRECISION or torch.get_float32_matmul_precision
-SETTING_OF: dict[str, tuple[str, ...]] = _NEWER if FP32_PRECISION else dict.fromkeys(_NEWER, ())
+SETTING_OF: dict[str, tuple[str, ...]] = _NEWER_SETTINGS if FP32_PRECISION else dict.fromkeys(_NEWER_SETTINGS, ())
 #: Its answers that mean full precision.
 FULL = frozenset({"ieee", "none", "highest"})
 
@@ -71,7 +71,7 @@ FULL_FLOAT32 = FullFloat32()
 def _set_full() -> list[Callable[[], None]]:
     """Switch all settings to full precision, and return functions that restore them, to be called in this order."""
     put_back: list[Callable[[], None]] = []
-    newer = sorted(set(_NEWER.values())) if FP32_PRECISION else []
+    newer = sorted(set(_NEWER_SETTINGS.values())) if FP32_PRECISION else []
     before = [(name, setting(*name)) for name in newer]
     try:
         older = torch.get_float32_matmul_precision()
@@ -81,12 +81,12 @@ def _set_full() -> list[Callable[[], None]]:
         torch.set_float32_matmul_precision("highest")
         put_back.append(lambda: torch.set_float32_matmul_precision(older))
     for name, value in before:
-        _set(name, "ieee")
-        put_back.append(partial(_set, name, value))
+        _set_precision(name, "ieee")
+        put_back.append(partial(_set_precision, name, value))
     return put_back
 
 
-def _set(name: tuple[str, ...], value: str) -> None:
+def _set_precision(name: tuple[str, ...], value: str) -> None:
     """Change one of the newer settings to a value, unless it inherits that value already."""
     if SET_FP32_PRECISION is not None:
         SET_FP32_PRECISION(*name, "none")  # "none" inherits the setting of the device, or that of all devices

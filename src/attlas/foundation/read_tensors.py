@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from attlas.foundation.compat import TorchDispatchMode
 
-_here = threading.local()
+_watchers = threading.local()
 
 # What reads numbers of a tensor and calls no operation of torch's dispatcher.
 _LEAVES_TORCH = {"tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"}
-_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_DATA_GETTER = Tensor.data.__get__  # type: ignore[attr-defined]
 # torch.tensor(numbers) passes the tensor that it has made to this one.
-_MAKES = torch.ops.aten.lift_fresh.default
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class ReadTensors:
@@ -63,10 +63,10 @@ class ReadTensors:
     def __enter__(self) -> Self:
         # From here on torch tells both modes of each function and operation.
         self._modes = ExitStack()
-        self._modes.callback(setattr, _here, "current", watched())
-        self._modes.enter_context(_Functions(self))
-        self._modes.enter_context(_Operations(self))
-        _here.current = self
+        self._modes.callback(setattr, _watchers, "current", watched())
+        self._modes.enter_context(_WatchFunctions(self))
+        self._modes.enter_context(_WatchOperations(self))
+        _watchers.current = self
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -87,7 +87,7 @@ class ReadTensors:
 
     def read(self, arguments: object) -> None:
         """Record the tensors among an operation's arguments that come from elsewhere."""
-        for t in _tensors(arguments):
+        for t in _nested_tensors(arguments):
             if id(t) not in self._known:
                 if self._check is not None:
                     self._check(t)
@@ -96,28 +96,28 @@ class ReadTensors:
 
     def made(self, results: object) -> None:
         """Remember an operation's results as made here, so that reading them is not recorded."""
-        for t in _tensors(results):
+        for t in _nested_tensors(results):
             self._known[id(t)] = t
 
 
 def watched() -> ReadTensors | None:
     """Return the innermost `ReadTensors` block that runs in this thread; None where none does."""
-    found: ReadTensors | None = getattr(_here, "current", None)
+    found: ReadTensors | None = getattr(_watchers, "current", None)
     return found
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def _nested_tensors(value: object) -> Iterator[Tensor]:
     """Yield the tensors in arguments or results, which torch nests in tuples, lists and dicts only."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from _tensors(part)
+            yield from _nested_tensors(part)
     elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+        yield from _nested_tensors(tuple(value.values()))
 
 
-class _Operations(TorchDispatchMode):
+class _WatchOperations(TorchDispatchMode):
     """Watches every operation that torch runs, also inside its own functions, autograd functions and vmap."""
 
     def __init__(self, reads: ReadTensors) -> None:
@@ -127,13 +127,13 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # torch calls this in the place of each operation.
         kwargs = kwargs or {}
-        (self._reads.made if func is _MAKES else self._reads.read)((args, kwargs))
+        (self._reads.made if func is _LIFT_FRESH else self._reads.read)((args, kwargs))
         result = func(*args, **kwargs)
         self._reads.made(result)
         return result
 
 
-class _Functions(TorchFunctionMode):
+class _WatchFunctions(TorchFunctionMode):
     """Watches functions that read numbers out of a tensor without an operation, such as ``tolist``."""
 
     def __init__(self, reads: ReadTensors) -> None:
@@ -143,7 +143,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # torch calls this in the place of each function.
         kwargs = kwargs or {}
-        if func == _DATA or getattr(func, "__name__", "") in _LEAVES_TORCH:
+        if func == _DATA_GETTER or getattr(func, "__name__", "") in _LEAVES_TORCH:
             self._reads.read((args, kwargs))
         result = func(*args, **kwargs)
         self._reads.made(result)

@@ -71,7 +71,7 @@ class Tile:
     @property
     def place(self) -> tuple[slice, slice, slice]:
         """Where the rows of this tile lie in a tensor of shape (batch, heads, m)."""
-        return _slice(self.batches), _slice(self.heads), _slice(self.rows)
+        return _as_slice(self.batches), _as_slice(self.heads), _as_slice(self.rows)
 
     @property
     def scattered(self) -> bool:
@@ -91,12 +91,12 @@ class Tile:
     @property
     def i(self) -> Tensor:
         """Query of each cell, shape (rows, 1)."""
-        return _places(self.rows, self.row_index, self.device).view(-1, 1)
+        return _positions_tensor(self.rows, self.row_index, self.device).view(-1, 1)
 
     @property
     def j(self) -> Tensor:
         """Key of each cell, shape (1, columns)."""
-        return _places(self.columns, self.column_index, self.device).view(1, -1)
+        return _positions_tensor(self.columns, self.column_index, self.device).view(1, -1)
 
     def narrow(self, columns: range) -> Tile:
         """Return the part of this tile that lies in `columns` (a range of the whole matrix)."""
@@ -105,12 +105,12 @@ class Tile:
         return type(self)(self.batches, self.heads, self.rows, columns, *settings, None, self.id_copies)
 
 
-def _slice(span: range) -> slice:
+def _as_slice(span: range) -> slice:
     """Return a range of step 1 as a slice."""
     return slice(span.start, span.stop)
 
 
-def _places(span: range, index: Tensor | None, device: torch.device) -> Tensor:
+def _positions_tensor(span: range, index: Tensor | None, device: torch.device) -> Tensor:
     """Return the positions of rows or columns as a tensor: those of `index`, or of `span` where there is none."""
     return torch.arange(span.start, span.stop, device=device) if index is None else to_device(index, device)
 

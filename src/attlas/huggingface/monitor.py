@@ -231,17 +231,17 @@ class _StepRecording(Recording):
     def __init__(self, model: nn.Module, selection: Selection, statistics: tuple[Statistic, ...]) -> None:
         super().__init__(model, selection, statistics, "statistics", None, False, None, False)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self._ended_by_error():
-            super()._begin(args, kwargs)
+            super()._begin_pass(args, kwargs)
 
     def on_attention(self, call: AttentionCall) -> None:
         with self._ended_by_error():
             super().on_attention(call)
 
-    def _end(self) -> None:
+    def _end_pass(self) -> None:
         with self._ended_by_error():
-            super()._end()
+            super()._end_pass()
 
     @contextmanager
     def _ended_by_error(self) -> Iterator[None]:

@@ -138,19 +138,19 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         with ExitStack() as stack:
             if functions := self._attentions.linear_functions:
                 stack.enter_context(telling_of_linear_calls(functions, change=self.change_linear))
-            self._follow(stack)
+            self._follow_model(stack)
         return self._model
 
-    def _complete(self) -> None:
+    def _complete_block(self) -> None:
         """Raise an error where an intervention had no effect.
 
         No chosen layer attended, or a position lies beyond the text.
         """
         for number, item in enumerate(self._interventions):
             # What of the choice of layers no attention answered to.
-            silent = item.selection.unmatched(self._attentions, self._heard)
+            silent = item.selection.unmatched(self._attentions, self._followed_sites)
             if silent:
-                raise no_layer_attended(silent, [site.path for site in self._heard]).replaced(where=item.where)
+                raise no_layer_attended(silent, [site.path for site in self._followed_sites]).replaced(where=item.where)
             for axis, positions in item.positions.items():
                 reached = self._reached.get((number, axis))
                 if reached is not None and positions.last_required >= reached:
@@ -200,7 +200,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             raise RecordingError(rule, "gradient checkpointing", fix, module=site.path)
         if swept:
             return change._replace(pool=self._pool_of_linear(site, change.pool))
-        query, key = self._position(site, change.matrix, first_query, first_key)
+        query, key = self._positions_of_first(site, change.matrix, first_query, first_key)
         # Keys that a `Suppress` hides from a run of rows are left out of the product, which is faster than a mask.
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):

@@ -13,7 +13,7 @@ import attlas
 from attlas.foundation.compat import ATTENTION_STORED, CAN_SWITCH
 from attlas.recording.discovery import INTERFACE, mentions
 
-_NAME = "attlas"
+_IMPLEMENTATION_NAME = "attlas"
 # Whether a mask that hides nothing is None, as on eager: true where no part of a model calls the attention function.
 NONE_FOR_ALL: ContextVar[bool] = ContextVar("NONE_FOR_ALL", default=False)
 
@@ -29,8 +29,8 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
     """
     before = {id(config): (config, getattr(config, ATTENTION_STORED)) for config in configurations(model)}
     try:
-        if any(value != _NAME for _, value in before.values()):
-            for part in _switchable(model):
+        if any(value != _IMPLEMENTATION_NAME for _, value in before.values()):
+            for part in _switchable_models(model):
                 # transformers is imported here, for its own models only.
                 part.set_attn_implementation(attlas.huggingface.NAME)
             _switch_old(model)
@@ -40,7 +40,7 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
             setattr(config, ATTENTION_STORED, value)
 
 
-def _switchable(model: nn.Module) -> list[Any]:
+def _switchable_models(model: nn.Module) -> list[Any]:
     """Return the outermost models that can choose how they attend."""
     outermost: list[Any] = []
     inside: set[int] = set()

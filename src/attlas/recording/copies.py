@@ -1,4 +1,4 @@
-"""Copies from a GPU to the CPU that nobody waits for; what needs CUDA stands in `_pinned` and `_event`."""
+"""Copies from a GPU to the CPU that nobody waits for; `_pinned_memory` and `_event_after_work` need CUDA."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ class HostCopies:
         """Return a copy of a tensor of a device on the CPU; read it after `wait`."""
         if not _copies_by_itself(t.device):
             return t.to("cpu")
-        out = _pinned(t.shape, t.dtype)
+        out = _pinned_memory(t.shape, t.dtype)
         self.write(out, t.contiguous())
         return out
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, source: torch.device) -> Tensor:
         """Return memory of the CPU into which tensors of a device can be written."""
-        return _pinned(shape, dtype) if _copies_by_itself(source) else torch.empty(shape, dtype=dtype, device="cpu")
+        return (
+            _pinned_memory(shape, dtype) if _copies_by_itself(source) else torch.empty(shape, dtype=dtype, device="cpu")
+        )
 
     def write(self, target: Tensor, t: Tensor) -> None:
         """Copy a tensor of a device to contiguous memory of `empty` of the same dtype; read it after `wait`."""
@@ -45,7 +47,7 @@ class HostCopies:
     def mark(self) -> None:
         """End the copies of a pass: one event for each device."""
         self._events = [(number, event) for number, event in self._events if not event.query()]
-        self._events += [(self.marks, _event(device)) for device in self._streams]
+        self._events += [(self.marks, _event_after_work(device)) for device in self._streams]
         self._streams.clear()
         self.marks += 1
 
@@ -64,12 +66,12 @@ def _copies_by_itself(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _pinned_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return memory of the CPU that a GPU can write to by itself."""
     return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
 
-def _event(device: torch.device) -> Any:
+def _event_after_work(device: torch.device) -> Any:
     """Return an event that is complete when all work so far on the current stream of a GPU is."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))

@@ -16,10 +16,10 @@ from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, pl
 from attlas.recording.linear import Place, linear_functions
 from attlas.scores import Score
 
-_CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
-_NAMED = re.compile(r"attention|attn", re.IGNORECASE)
-_POOLS = re.compile(r"attention_?pool|attn_?pool|pooling_?head", re.IGNORECASE)
-_ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
+_CROSS_PATTERN = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
+_ATTENTION_PATTERN = re.compile(r"attention|attn", re.IGNORECASE)
+_POOLING_PATTERN = re.compile(r"attention_?pool|attn_?pool|pooling_?head", re.IGNORECASE)
+_ENCODER_PATTERN = re.compile(r"encoder|vision|visual|audio|image|speech")
 # The name by which code of transformers finds its attention function, and torch's own function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 SDPA = "scaled_dot_product_attention"
@@ -72,19 +72,19 @@ def mentions(module: nn.Module | type[nn.Module], name: str) -> bool:
         methods = vars(base)
         for method in [methods.get("forward")] if whole else methods.values():
             code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
-            if isinstance(code, CodeType) and name in _names(code):
+            if isinstance(code, CodeType) and name in _names_in_code(code):
                 return True
     return False
 
 
 @cache
-def _names(code: CodeType) -> frozenset[str]:
+def _names_in_code(code: CodeType) -> frozenset[str]:
     """Return the global names and attributes that code uses, also within its inner functions."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    inner = (_names_in_code(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
-def _callers(kinds: Iterable[type[nn.Module]], functions: Iterable[Place]) -> set[type[nn.Module]]:
+def _calling_classes(kinds: Iterable[type[nn.Module]], functions: Iterable[Place]) -> set[type[nn.Module]]:
     """Return the classes of modules whose code names a function, or that inherit the class of a method."""
     found = set()
     for owner, name in functions:
@@ -135,19 +135,19 @@ class ModelAttentions:
         one_each = {type(module): module for _, module in self._modules}  # what is asked about a class is asked once
         of_heads, self.of_channels = linear_functions(self._modules)
         self.linear_functions = (of_heads if linear else {}) | (self.of_channels if channels else {})
-        self._linear = _callers(one_each, self.linear_functions)
+        self._linear = _calling_classes(one_each, self.linear_functions)
         # Those that do not count here.
-        self.other_linear = _callers(one_each, self.of_channels | of_heads) - self._linear
+        self.other_linear = _calling_classes(one_each, self.of_channels | of_heads) - self._linear
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear
-        self._named = {kind for kind in one_each if _NAMED.search(kind.__name__)}
+        self._named = {kind for kind in one_each if _ATTENTION_PATTERN.search(kind.__name__)}
         # By class: how many attentions one call of it computes.
         self._classes = dict.fromkeys(self._known, 1)
         # Sets `sites` and `counts`.
-        self._number()
+        self._number_layers()
 
-    def _number(self) -> None:
+    def _number_layers(self) -> None:
         """Set `sites` and `counts`: a layer has its number in the model, whether all layers attend or some."""
         # The name of an attention is the path of its module, with "#1", "#2" for further attentions of the same call.
         names = {
@@ -155,7 +155,7 @@ class ModelAttentions:
             for path, module in self._modules
             for number in range(self._classes.get(type(module), 0))
         }
-        kinds = {name: self._kind(path) for name, (path, _) in names.items()}
+        kinds = {name: self._kind_of_attention(path) for name, (path, _) in names.items()}
         if "self" not in kinds.values():  # an encoder without a decoder is the main kind
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
         linear = {
@@ -211,11 +211,11 @@ class ModelAttentions:
                         found.setdefault(type(module).__name__, []).append(layer)
         return found
 
-    def _kind(self, path: str) -> str:
+    def _kind_of_attention(self, path: str) -> str:
         """Return the kind of an attention; a pooling head asks with queries of its own, as cross-attention does."""
         parts = path.split(".")
         owners = (self._class_names.get(".".join(parts[:depth]), "") for depth in range(1, len(parts) + 1))
-        return "cross" if any(map(_POOLS.search, owners)) else _kind(path)
+        return "cross" if any(map(_POOLING_PATTERN.search, owners)) else _kind_in_path(path)
 
     def without_attention(self) -> dict[str, dict[int, str]]:
         """Return the layers of each kind that have no attention at all: number to the class of what they have."""
@@ -291,7 +291,7 @@ class ModelAttentions:
             return None
         if self._classes.get(type(module), 0) <= number:
             self._classes[type(module)] = number + 1
-            self._number()
+            self._number_layers()
         return self.sites[f"{path}#{number}" if number else path]
 
     def hear_linear(self, module: nn.Module, *, counts: bool) -> None:
@@ -311,7 +311,7 @@ class ModelAttentions:
         elif kind not in self._linear:
             self._linear.add(kind)
             if kind in self._classes:
-                self._number()
+                self._number_layers()
 
     def candidates(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that attend by their code, or whose class is named like an attention, with their paths."""
@@ -361,11 +361,11 @@ def is_part_of(inner: str, outer: str) -> bool:
     return inner == outer or not outer or inner.startswith(outer + ".")
 
 
-def _kind(path: str) -> str:
+def _kind_in_path(path: str) -> str:
     """Return the kind of attention that the path of a module names; "self" where it names none."""
     parts = path.lower().split(".")
-    if any(map(_CROSS.search, parts)):
+    if any(map(_CROSS_PATTERN.search, parts)):
         return "cross"
     # A decoder may be made of what is an encoder elsewhere: the outermost name counts.
-    named = (part for part in parts if _ENCODER.search(part) or "decoder" in part)
+    named = (part for part in parts if _ENCODER_PATTERN.search(part) or "decoder" in part)
     return "encoder" if "decoder" not in next(named, "decoder") else "self"

@@ -15,8 +15,8 @@ from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.storage import Writer
 from attlas.recording.growing import GrowingTensor
 
-_SMALL = 2**18  # bytes of an entry that waits in memory: the first step of a generation is most often one
-_TAIL = 2**22  # bytes of one sequence that are collected in memory before they are written
+_SMALL_ENTRY_BYTES = 2**18  # bytes of an entry that waits in memory: the first step of a generation is most often one
+_TAIL_BYTES = 2**22  # bytes of one sequence that are collected in memory before they are written
 
 
 class RecordingFolder(Writer):
@@ -40,14 +40,14 @@ class RecordingFolder(Writer):
     @staticmethod
     def is_small(size: int) -> bool:
         """Return whether an entry of some bytes stays in memory until it is complete."""
-        return size < _SMALL
+        return size < _SMALL_ENTRY_BYTES
 
     def spill(self, tensor: GrowingTensor) -> None:
         """Write what a tensor has in memory to the temporary file, once it is large enough."""
-        if tensor.bytes_in_memory >= _TAIL:
-            tensor.store(self._spilled)
+        if tensor.bytes_in_memory >= _TAIL_BYTES:
+            tensor.store(self._spill_to_disk)
 
-    def _spilled(self, t: Tensor) -> Tensor:
+    def _spill_to_disk(self, t: Tensor) -> Tensor:
         """Append a tensor to the temporary file, and return it as a memory map."""
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
         numbers = t.contiguous().view(bits).numpy()

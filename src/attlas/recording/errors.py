@@ -11,11 +11,13 @@ from attlas.errors import RecordingError, RecordingWarning, listed
 from attlas.foundation.compat import ATTENTION
 from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
-_AS = {"record()": " as atlas", "intervene()": ""}
-_CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
-_EAGER = 'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, or '
+_ASSIGNMENT_IN_FIX = {"record()": " as atlas", "intervene()": ""}
+_CALL_IN_FIX = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
+_EAGER_FIX = (
+    'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, or '
+)
 # What attlas computes is heard without more.
-_OWN = "let the module compute with attlas.attention(q, k, v), which needs nothing else"
+_OWN_CALL_FIX = "let the module compute with attlas.attention(q, k, v), which needs nothing else"
 
 
 def no_attention(
@@ -36,18 +38,18 @@ def no_attention(
     arguments = {"model": type(model).__name__}
     if not passes and not ran:
         found = "no call of the model, and no attention"
-        fix = f"with {_CALLS[where]}){_AS[where]}: model(ids), the same model, in the same thread."
+        fix = f"with {_CALL_IN_FIX[where]}){_ASSIGNMENT_IN_FIX[where]}: model(ids), the same model, in the same thread."
         return RecordingError("the model must run inside the block.", found, fix, arguments=arguments, where=where)
     unrecorded = attentions.unrecorded(ran, ())
     if attentions.of_channels and where == "record()":
         names = listed(name.rpartition(".")[2] for _, name in attentions.of_channels)
         rule = "layers with one matrix for each channel are recorded for chosen channels, and this model has no other."
         return RecordingError(rule, names, "attlas.record(model, channels=[0, 1])", arguments=arguments, where=where)
-    found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
+    found = _first_in_words(unrecorded) if unrecorded else "no module that is called an attention"
     done = "recorded" if where == "record()" else "changed"
     rule = f"an attention that computes its weights by itself cannot be {done}, and this model has no other."
     return RecordingError(
-        rule, found, _fix(unrecorded, where, patched=patched, lazy=lazy), arguments=arguments, where=where
+        rule, found, _fix_for(unrecorded, where, patched=patched, lazy=lazy), arguments=arguments, where=where
     )
 
 
@@ -57,18 +59,20 @@ def some_unrecorded(
     """Return the warning about attentions that ran and were not heard of."""
     done = "are not in the atlas" if where == "record()" else "were not changed"
     rule = f"some attentions of the model computed their weights by themselves, and {done}."
-    error = RecordingError(rule, _listed(unrecorded), _fix(unrecorded, where, patched=patched, lazy=lazy), where=where)
+    error = RecordingError(
+        rule, _first_in_words(unrecorded), _fix_for(unrecorded, where, patched=patched, lazy=lazy), where=where
+    )
     return RecordingWarning(error)
 
 
-def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
+def _first_in_words(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
     """Return classes and paths of the first attentions in words."""
     return listed((f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded), most=4)
 
 
-def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool, lazy: bool) -> str:
+def _fix_for(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool, lazy: bool) -> str:
     """Return the fix of an error: how these attentions can be recorded or changed."""
-    patch = f"{_CALLS[where]}, patch_sdpa=True)"
+    patch = f"{_CALL_IN_FIX[where]}, patch_sdpa=True)"
     modules = [module for _, module in unrecorded]
     torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
     callers = [m for m in modules if mentions(m, SDPA) or any(mentions(c, SDPA) for c in type(m).__subclasses__())]
@@ -81,11 +85,14 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
     if any(getattr(config, ATTENTION, None) != "attlas" for config in interface):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
     if where == "record()" and modules and not lazy and any(mentions(m, "softmax") for m in modules):
-        return f"{_CALLS[where]}, handwritten=True), which hears attention that is written out by hand; or {_OWN}."
+        return (
+            f"{_CALL_IN_FIX[where]}, handwritten=True), which hears attention that is written out by hand; "
+            f"or {_OWN_CALL_FIX}."
+        )
     if not modules:
         first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention; or "
-        return f"{first}{_OWN}. State-space, linear and convolutional layers have no attention weights."
-    return f"{_EAGER}{_OWN}."
+        return f"{first}{_OWN_CALL_FIX}. State-space, linear and convolutional layers have no attention weights."
+    return f"{_EAGER_FIX}{_OWN_CALL_FIX}."
 
 
 def no_query_recorded(queries: slice | range | None) -> RecordingError:

@@ -76,21 +76,21 @@ class ModelFollower(Listener):
         self._matched: dict[str, list[tuple[int | str, ...]]] = {}
         watched = list(model.named_modules()) if patch_sdpa else attentions.watched()
         active = partial(is_recording, self)
-        self._passes = Passes(model, watched, active, self._begin, self._end, self._handlers())
+        self._passes = Passes(model, watched, active, self._begin_pass, self._end_pass, self._extra_handlers())
 
-    def _follow(self, stack: ExitStack) -> None:
+    def _follow_model(self, stack: ExitStack) -> None:
         """Let the model attend with attlas, and listen to each of its attentions, until the block ends."""
         stack.enter_context(attending_with_attlas(self._model))
         self._add_hooks(stack.enter_context(self._passes.followed()))
         layers = torch_layers(self._model)
         if self._patch or layers:
-            stack.enter_context(patched_sdpa(self._calling))
+            stack.enter_context(patched_sdpa(self._followed_module))
             stack.enter_context(asked_for_weights(layers))
         stack.enter_context(subscribed(self))
         # All went well: what was entered here is left when the block ends, and not when `stack` does.
         self._stack = stack.pop_all()
 
-    def _handlers(self) -> dict[str, Handler]:
+    def _extra_handlers(self) -> dict[str, Handler]:
         """Return, by name, handlers of hooks that a subclass adds; none here."""
         return {}
 
@@ -101,7 +101,7 @@ class ModelFollower(Listener):
         """Return the innermost call of a module that runs; by default, of any module of the model."""
         return self._passes.running(module)
 
-    def _calling(self) -> nn.Module | None:
+    def _followed_module(self) -> nn.Module | None:
         """Return the running module if calls of torch's attention function are followed now; else None."""
         heard = is_recording(self) and (self._patch or is_answering())
         return self._passes.innermost if heard else None
@@ -118,9 +118,9 @@ class ModelFollower(Listener):
         with self._stack:  # everything is put back, whatever happens
             if error_type is None:
                 self._check_complete()
-                self._complete()
+                self._complete_block()
 
-    def _complete(self) -> None:
+    def _complete_block(self) -> None:
         """Do what remains when the block has ended well."""
 
     def _check_complete(self) -> None:
@@ -130,9 +130,9 @@ class ModelFollower(Listener):
             selection.check(self._attentions, self._reused_sites)
         self._unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
         if self._unrecorded:
-            warnings.warn(self._warning(), stacklevel=3)
+            warnings.warn(self._unfollowed_warning(), stacklevel=3)
 
-    def _warning(self) -> Warning:
+    def _unfollowed_warning(self) -> Warning:
         """Return the warning of attentions that ran and could not be followed."""
         return errors.some_unrecorded(self._unrecorded, self.where, patched=self._patch, lazy=self.is_lazy)
 
@@ -150,19 +150,19 @@ class ModelFollower(Listener):
             )
 
     @property
-    def _heard(self) -> list[AttentionSite]:
+    def _followed_sites(self) -> list[AttentionSite]:
         """The attentions whose matrix this follower got so far."""
         return [*(self._attentions.sites[path] for path in self._matched), *self._reused_sites]
 
     # ------------------------------------------------------------------------------------------------- passes
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a pass of the model, called with the arguments of its forward."""
         self._visits.clear()
         self._first_query = None
 
     @public()
-    def _end(self) -> None:
+    def _end_pass(self) -> None:
         """End a pass of the model that raised no error."""
         # A selection that names numbers must mean the same attentions at the end of the pass as when they ran: those
         # that were found meanwhile may have changed the numbers.
@@ -214,7 +214,7 @@ class ModelFollower(Listener):
         """Return whether layers of a kind are numbered as they run, because a module was used again in one pass."""
         return any(site.kind == kind for site in self._reused_sites)
 
-    def _position(
+    def _positions_of_first(
         self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
     ) -> tuple[int, int]:
         """Return the positions in the text of query 0 and of key 0."""

@@ -15,7 +15,7 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.values import output_projection
 
 # How far an output may be from its gate times what the heads computed, relative to the largest: by bytes of a number.
-_TOLERANCE = {2: 3e-2, 4: 2e-5, 8: 1e-10}
+_GATE_TOLERANCE = {2: 3e-2, 4: 2e-5, 8: 1e-10}
 
 
 class GateRecorder:
@@ -78,15 +78,15 @@ class GateRecorder:
             return entry
         x = x.unflatten(-1, (count, size)).transpose(1, 2)[:, list(entry.heads)]
         with observers.unheard():
-            return replace(entry, gates=_gates(x, entry.matrix @ entry.values))
+            return replace(entry, gates=_gate_of_rows(x, entry.matrix @ entry.values))
 
 
-def _gates(x: Tensor, out: Tensor) -> Tensor:
+def _gate_of_rows(x: Tensor, out: Tensor) -> Tensor:
     """Return the gate of each row and head, ``x = gate * out``, shape (batch, heads, m).
 
     NaN where it is not one factor.
     """
-    tolerance = _TOLERANCE[x.dtype.itemsize]
+    tolerance = _GATE_TOLERANCE[x.dtype.itemsize]
     x, out = x.float(), out.float()
     size = out.square().sum(-1)
     gates = torch.where(size > 0, (x * out).sum(-1) / torch.where(size > 0, size, 1.0), 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attlas.recording.copies import HostCopies
 from attlas.recording.snapshot import same_bits
 
-_ROOM = 64  # slices along the axis that the first buffer has room for, at least
+_LEAST_ROOM = 64  # slices along the axis that the first buffer has room for, at least
 
 
 class GrowingTensor:
@@ -57,11 +57,11 @@ class GrowingTensor:
             self._first = self._keep(t)
             return
         known = self.parts[-1]  # what the new part must fit
-        used = 0 if self._tail is None else self._size(self._tail)
-        stop = used + self._size(t)
+        used = 0 if self._tail is None else self._size_of_axis(self._tail)
+        stop = used + self._size_of_axis(t)
         moves = self._copies is not None and t.device != known.device
         buffer = self._with_room(known, t, stop, written if moves else None)
-        target = self._narrow(buffer, used, stop)
+        target = self._slices_of(buffer, used, stop)
         if target.shape != t.shape:
             torch.cat([known, t.to(known.device)], dim=self._axis)  # raises torch's error, which names both sizes
         if self._copies is not None and moves:
@@ -69,7 +69,7 @@ class GrowingTensor:
             self._copies.write(target.movedim(self._axis, 0), source)
         else:
             target.copy_(t)
-        self._tail = self._narrow(buffer, 0, stop)
+        self._tail = self._slices_of(buffer, 0, stop)
 
     def _with_room(self, known: Tensor, t: Tensor, size: int, written: int | None) -> Tensor:
         """Return the buffer with some room, in a dtype that holds the numbers of both tensors.
@@ -78,11 +78,11 @@ class GrowingTensor:
         axis is then the outermost in memory: a part is contiguous, and the device writes it by itself.
         """
         dtype = torch.promote_types(known.dtype, t.dtype)
-        room = 0 if self._buffer is None else self._size(self._buffer)
+        room = 0 if self._buffer is None else self._size_of_axis(self._buffer)
         if self._buffer is not None and size <= room and self._buffer.dtype is dtype:
             return self._buffer
         sizes = list(known.shape)
-        sizes[self._axis] = max(size, 2 * room, _ROOM)
+        sizes[self._axis] = max(size, 2 * room, _LEAST_ROOM)
         with torch.inference_mode(False):  # a later pass may write into it outside of inference mode
             if self._copies is None or written is None:
                 self._buffer = torch.empty(sizes, dtype=dtype, device=known.device)
@@ -92,16 +92,16 @@ class GrowingTensor:
                 if self._tail is not None:
                     self._copies.wait(written)
         if self._tail is not None:
-            self._narrow(self._buffer, 0, self._size(self._tail)).copy_(self._tail)
+            self._slices_of(self._buffer, 0, self._size_of_axis(self._tail)).copy_(self._tail)
         return self._buffer
 
-    def _size(self, t: Tensor) -> int:
+    def _size_of_axis(self, t: Tensor) -> int:
         """Return the size along the axis that grows."""
         return t.shape[self._axis]
 
-    def _narrow(self, t: Tensor, start: int, stop: int) -> Tensor:
+    def _slices_of(self, t: Tensor, start: int, stop: int) -> Tensor:
         """Return some slices of a tensor; itself where they are all."""
-        return t if stop - start == self._size(t) else t.narrow(self._axis, start, stop - start)
+        return t if stop - start == self._size_of_axis(t) else t.narrow(self._axis, start, stop - start)
 
     @property
     def _in_memory(self) -> list[Tensor]:
@@ -126,10 +126,10 @@ class GrowingTensor:
         at = -start  # the place in `t` of the first slice of a part
         answers: list[Tensor] = []
         for part in self.parts:
-            size = self._size(part)
-            low, high = max(at, 0), min(at + size, self._size(t))
+            size = self._size_of_axis(part)
+            low, high = max(at, 0), min(at + size, self._size_of_axis(t))
             if low < high:
-                old, new = self._narrow(part, low - at, high - at), self._narrow(t, low, high)
+                old, new = self._slices_of(part, low - at, high - at), self._slices_of(t, low, high)
                 same = same_bits(old, new.to(old.device))
                 if isinstance(same, Tensor):
                     answers.append(same)
@@ -147,19 +147,19 @@ class GrowingTensor:
             return whole
         if whole is None or len(self.parts) > 1:
             whole = torch.cat(self.parts, dim=self._axis)
-        self._hold(whole)
+        self._hold_only(whole)
         return whole
 
     def store(self, write: Callable[[Tensor], Tensor]) -> None:
         """Replace the parts in memory by what `write` returns of them: one tensor with the same numbers, on disk."""
         if self._copies is not None:
             self._copies.wait(self._marks)
-        self._hold(None, *self._stored, write(torch.cat(self._in_memory, dim=self._axis)))
+        self._hold_only(None, *self._stored, write(torch.cat(self._in_memory, dim=self._axis)))
 
     def replace(self, stored: Tensor) -> None:
         """Replace all parts by one tensor on disk with the same numbers."""
-        self._hold(None, stored)
+        self._hold_only(None, stored)
 
-    def _hold(self, first: Tensor | None, *stored: Tensor) -> None:
+    def _hold_only(self, first: Tensor | None, *stored: Tensor) -> None:
         """Hold one tensor in memory, or some on disk, and nothing else."""
         self._stored, self._first, self._tail, self._buffer = [*stored], first, None, None

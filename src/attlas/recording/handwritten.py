@@ -101,11 +101,11 @@ def lazily(model: nn.Module) -> Any:
     """
     fix = "attlas.lazily(model), the model itself: pipe.model of a pipeline."
     instance_of("model", model, nn.Module, "an nn.Module", fix)
-    return _block(model)
+    return _follow_one(model)
 
 
 @contextmanager
-def _block(model: nn.Module) -> Iterator[Lazily]:
+def _follow_one(model: nn.Module) -> Iterator[Lazily]:
     """Follow one model, for the time of a ``with`` block."""
     scope = Scope(model)
     with attending_with_attlas(model), handwritten(scope):

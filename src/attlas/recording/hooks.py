@@ -101,8 +101,8 @@ class Follower(Protocol):
 
 _active_recordings = 0  # number of listeners in all threads,
 _active_changers = 0  # and of those among them that change what an attention computes
-_lock = threading.Lock()
-_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("attlas_listeners", default=())
+_followed_lock = threading.Lock()
+_current_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("attlas_listeners", default=())
 # Interventions that were asked about products with a gradient: their model may be computed again in the backward.
 _changers_of_products: weakref.WeakSet[Listener] = weakref.WeakSet()
 
@@ -141,7 +141,7 @@ def offer(
     >>> offer(torch.nn.Identity(), attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)))
     """
     if observers.active:
-        _emit(module, matrix, first_query, first_key, values)
+        _emit_or_operator(module, matrix, first_query, first_key, values)
 
 
 @public("pooled()")
@@ -211,7 +211,7 @@ def pooled(
         raise ShapeError(rule, f"pool and dropout_p = {dropout_p!r}", "leave pool out, or dropout_p.")
     if observers.active:
         given = pool or (lambda A, v: A.pooled(v, dropout_p))
-        return _pool([module], matrix, values, given, first_query, first_key)
+        return _pool_or_operator([module], matrix, values, given, first_query, first_key)
     return matrix.pooled(values, dropout_p) if pool is None else pool(matrix, values), matrix
 
 
@@ -225,7 +225,7 @@ def pooled_in(
     first_key: int | None = None,
 ) -> tuple[Tensor, AttentionMatrix]:
     """Pool values as `pooled` does, for an attention that is a part of several modules."""
-    places = [_place(module, matrix) for module in modules]
+    places = [_place_of_matrix(module, matrix) for module in modules]
     if has_four_axes(matrix):
         return _pooled_at(places, matrix, values, pool, first_query, first_key)
     axes = matrix.axes
@@ -249,7 +249,7 @@ def _pooled_at(
     other values is computed, and not told again. Returns the output, and the weights that recordings see.
     """
     change = Change(matrix, pool, lambda A: A)
-    changers: list[Any] = [listener for listener in _listeners.get() if _is_a(type(listener), Changer)]
+    changers: list[Any] = [listener for listener in _current_listeners.get() if _is_a(type(listener), Changer)]
     for place in places:
         change = change._replace(number=place.number, repeated=place.heard)
         for changer in changers:
@@ -257,7 +257,7 @@ def _pooled_at(
     if not changers and not places[0].heard:
         # Statistics that recordings will ask for: the kernel that multiplies computes them in the same call.
         announced: tuple[Statistic, ...] = ()
-        for listener in _listeners.get():
+        for listener in _current_listeners.get():
             announced += getattr(listener, "announced", ())
         matrix.weights.announced = announced
     # Products inside are this attention's own: nobody is told of them.
@@ -266,7 +266,7 @@ def _pooled_at(
     for place in places:
         if not place.heard:
             call = AttentionCall(place.module, shown, first_query, first_key, values, place.number)
-            _tell(call, changers=False)
+            _tell_listeners(call, changers=False)
     return out, shown
 
 
@@ -275,14 +275,14 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
 
     It stands in for `observers.product` while there is a recording.
     """
-    calls = [] if observers.is_unheard() or not matrix.weights.are_shares else _running()
+    calls = [] if observers.is_unheard() or not matrix.weights.are_shares else _running_calls()
     if not calls:
         if _active_changers and not observers.is_unheard():
             _refuse_recomputation()
         return observers.unobserved_product(matrix, values, dropout)
     if _active_changers and torch.is_grad_enabled():
         # `_refuse_recomputation` refuses a backward that computes this again where no module is known to run.
-        _changers_of_products.update(listener for listener in _listeners.get() if isinstance(listener, Changer))
+        _changers_of_products.update(listener for listener in _current_listeners.get() if isinstance(listener, Changer))
     own = four_axes(matrix)
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
@@ -312,10 +312,10 @@ def _is_a(listener: type, protocol: type) -> bool:
     return issubclass(listener, protocol)
 
 
-def _running(module: nn.Module | None = None) -> list[ModuleCall]:
+def _running_calls(module: nn.Module | None = None) -> list[ModuleCall]:
     """Return the running calls of the innermost modules of all followed models, or those of one module; each once."""
     calls: dict[int, ModuleCall] = {}
-    for listener in _listeners.get():
+    for listener in _current_listeners.get():
         if not _is_a(type(listener), Follower):
             continue
         call: ModuleCall | None = listener.running(module)  # type: ignore[attr-defined]  # a Follower
@@ -324,12 +324,12 @@ def _running(module: nn.Module | None = None) -> list[ModuleCall]:
     return list(calls.values())
 
 
-def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
+def _place_of_matrix(module: nn.Module, matrix: AttentionMatrix) -> Place:
     """Return which attention a matrix is: that of a module which called `offer` or `pooled` with it."""
-    calls = _running(module)
+    calls = _running_calls(module)
     place = calls[0].place(matrix, offered=True) if calls else Place(module)
     # Modules around this one run too. One of them may be asked for this matrix later, and finds it by what is kept.
-    for call in _running():
+    for call in _running_calls():
         if call.module is not module:
             # Called for the memory alone: `call.place` finds the matrix from now on.
             call.remember(matrix, place)
@@ -338,17 +338,17 @@ def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
 
 def _refuse_recomputation() -> None:
     """Raise an error where a backward computes an attention again and no module runs that tells which one it is."""
-    if in_backward() and any(listener in _changers_of_products for listener in _listeners.get()):
+    if in_backward() and any(listener in _changers_of_products for listener in _current_listeners.get()):
         rule = "an attention that is computed again in the backward must be known again by its module."
         fix = "checkpoint(module, x), the module and not a function of it, or attlas.recording.pooled(self, A, v)."
         raise RecordingError(rule, "gradient checkpointing of a function", fix, where="intervene()")
 
 
 @without_autocast
-def _tell(call: AttentionCall, *, changers: bool = True) -> None:
+def _tell_listeners(call: AttentionCall, *, changers: bool = True) -> None:
     """Call every listener in this thread with an attention; without `changers`, all but interventions."""
     with observers.unheard():
-        for listener in _listeners.get():
+        for listener in _current_listeners.get():
             if changers or not _is_a(type(listener), Changer):
                 listener.on_attention(call)
 
@@ -358,7 +358,7 @@ def _call_listeners(
     module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None, values: Tensor | None
 ) -> None:
     """Call the listeners with the matrix of one attention, for `offer`; not again where they heard its ``A @ v``."""
-    place = _place(module, matrix)
+    place = _place_of_matrix(module, matrix)
     if place.heard and (first_query, first_key) != (None, None):
         rule = "positions must be known before the values of an attention are pooled."
         fix = "offer(self, A, first_query=...) before A @ v, or out, A = pooled(self, A, v, first_query=...)."
@@ -367,12 +367,12 @@ def _call_listeners(
         own = four_axes(matrix)
         if values is not None and own is not matrix:
             values = check_values(values, matrix.weights.keys, matrix.axes, matrix.weights.shape[1])
-        _tell(AttentionCall(place.module, own, first_query, first_key, values, place.number))
+        _tell_listeners(AttentionCall(place.module, own, first_query, first_key, values, place.number))
 
 
 # `subscribed` replaces both by functions that torch.compile leaves alone.
-_pool: Callable[..., tuple[Tensor, AttentionMatrix]] = pooled_in
-_emit: Callable[..., None] = _call_listeners
+_pool_or_operator: Callable[..., tuple[Tensor, AttentionMatrix]] = pooled_in
+_emit_or_operator: Callable[..., None] = _call_listeners
 
 
 @cache
@@ -413,39 +413,39 @@ def is_told_by_operators() -> bool:
 
 def takes_values() -> bool:
     """Return whether a listener in this thread may keep the values of an attention."""
-    return any(getattr(listener, "takes_values", True) for listener in _listeners.get())
+    return any(getattr(listener, "takes_values", True) for listener in _current_listeners.get())
 
 
 def is_changing() -> bool:
     """Return whether an intervention is applied in this thread."""
-    return _active_changers > 0 and any(isinstance(listener, Changer) for listener in _listeners.get())
+    return _active_changers > 0 and any(isinstance(listener, Changer) for listener in _current_listeners.get())
 
 
 def is_recording(listener: Listener | None = None) -> bool:
     """Return whether a listener (by default, any listener) records in this thread."""
-    listeners = _listeners.get()
+    listeners = _current_listeners.get()
     return bool(listeners) if listener is None else id(listener) in map(id, listeners)
 
 
 @contextmanager
 def subscribed(listener: Listener) -> Iterator[None]:
     """Call a listener with every matrix that this thread multiplies or offers, for the time of a ``with`` block."""
-    global _active_recordings, _active_changers, _emit, _pool  # noqa: PLW0603 - what `offer` and `pooled` call
+    global _active_recordings, _active_changers, _emit_or_operator, _pool_or_operator  # noqa: PLW0603 - what `offer` and `pooled` call
     changes = isinstance(listener, Changer)
-    with _lock:
-        _emit, _pool = uncompiled(_call_listeners), uncompiled(pooled_in)
+    with _followed_lock:
+        _emit_or_operator, _pool_or_operator = uncompiled(_call_listeners), uncompiled(pooled_in)
         _active_recordings += 1
         _active_changers += changes
         observers.active, observers.product = True, uncompiled(_product_in_module)
         observers.changing = _active_changers > 0
-    before = _listeners.get()
-    _listeners.set((*before, listener))
+    before = _current_listeners.get()
+    _current_listeners.set((*before, listener))
     try:
         yield
     finally:
         # Not by a token: a recording may be left in another context than it was entered in (a generator, a notebook).
-        _listeners.set(tuple(one for one in _listeners.get() if one is not listener))
-        with _lock:
+        _current_listeners.set(tuple(one for one in _current_listeners.get() if one is not listener))
+        with _followed_lock:
             _active_recordings -= 1
             _active_changers -= changes
             observers.active, observers.changing = _active_recordings > 0, _active_changers > 0

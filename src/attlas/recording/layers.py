@@ -121,15 +121,20 @@ def without_attention(
         # In place of an attention: the classes of what layers with one do not have beside it.
         for place, (path, element) in enumerate(elements):
             if path not in attending:
-                own = {name for part, child in element.named_children() if part not in beside for name in _names(child)}
+                own = {
+                    name
+                    for part, child in element.named_children()
+                    if part not in beside
+                    for name in _class_names(child)
+                }
                 found[first + place] = " and ".join(sorted(own)) or type(element).__name__
     return found
 
 
-def _names(module: nn.Module) -> Iterator[str]:
+def _class_names(module: nn.Module) -> Iterator[str]:
     """Yield the name of the class of a module; of a list, those of its elements."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
         for element in module:
-            yield from _names(element)
+            yield from _class_names(element)
     else:
         yield type(module).__name__

@@ -28,7 +28,7 @@ ChangeOutput: TypeAlias = "Callable[[nn.Module | None, Tensor, Callable[[], Line
 Place: TypeAlias = "tuple[ModuleType | type, str]"
 
 
-class _Replaced:
+class _ReplacedFunction:
     """A function of a file in which calls are told of, for as long as anybody listens."""
 
     def __init__(self, original: Any) -> None:
@@ -36,8 +36,8 @@ class _Replaced:
         self.users = 0
 
 
-_lock = threading.Lock()
-_replaced: dict[Place, _Replaced] = {}
+_replaced_lock = threading.Lock()
+_replaced_functions: dict[Place, _ReplacedFunction] = {}
 
 
 def linear_functions(modules: Iterable[tuple[str, nn.Module]]) -> tuple[dict[Place, Reader], dict[Place, Reader]]:
@@ -78,60 +78,60 @@ def telling_of_linear_calls(
     change : callable, optional
         Changes the output of each call of a layer with one matrix for each head, in the same way.
     """
-    with _lock:
+    with _replaced_lock:
         for place, reader in functions.items():
-            if place not in _replaced:
+            if place not in _replaced_functions:
                 original = vars(place[0])[place[1]]
-                _replaced[place] = _Replaced(original)
-                setattr(*place, _told(original, reader))
-            _replaced[place].users += 1
-        _tellers.extend([] if tell is None else [tell])
-        _changers.extend([] if change is None else [change])
+                _replaced_functions[place] = _ReplacedFunction(original)
+                setattr(*place, _reporting_function(original, reader))
+            _replaced_functions[place].users += 1
+        _call_tellers.extend([] if tell is None else [tell])
+        _output_changers.extend([] if change is None else [change])
     try:
         yield
     finally:
-        with _lock:
+        with _replaced_lock:
             if tell is not None:
-                _tellers.remove(tell)
+                _call_tellers.remove(tell)
             if change is not None:
-                _changers.remove(change)
+                _output_changers.remove(change)
             for place in functions:
-                entry = _replaced[place]
+                entry = _replaced_functions[place]
                 entry.users -= 1
                 if not entry.users:
                     setattr(*place, entry.original)
-                    del _replaced[place]
+                    del _replaced_functions[place]
 
 
-_tellers: list[Tell] = []
-_changers: list[ChangeOutput] = []
+_call_tellers: list[Tell] = []
+_output_changers: list[ChangeOutput] = []
 
 
-def _told(original: Any, reader: Reader) -> Any:
+def _reporting_function(original: Any, reader: Reader) -> Any:
     """Return a function that does what the original does, reports each call, and lets interventions change it."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        """Call the original, report the call to `_tellers`, and let `_changers` change the output."""
+        """Call the original, report the call to `_call_tellers`, and let `_output_changers` change the output."""
         # A block that is computed again for its gradient: it was told of in the forward.
-        if in_backward() and not _changers:
+        if in_backward() and not _output_changers:
             return original(*args, **kwargs)
-        given = _bound(original, args, kwargs)
+        given = _arguments_by_name(original, args, kwargs)
         with torch.no_grad():
             before = reader.before(given)
         # "z" is the gate of the output, silu(z): left out of the call, and multiplied with what was changed.
-        gate = given.get("z") if _changers else None
-        with _listening(given, reader, before):
+        gate = given.get("z") if _output_changers else None
+        with _hooks_on_layer(given, reader, before):
             result = original(*args, **kwargs) if gate is None else original(**given | {"z": None})
 
         def read() -> LinearCall:  # with a graph, for interventions
             return reader.read(given, result, before)
 
-        if _tellers and not in_backward():
+        if _call_tellers and not in_backward():
             with torch.no_grad():
                 call = read()
-                for tell in tuple(_tellers):
+                for tell in tuple(_call_tellers):
                     tell(call)
-        # Where the output goes through a norm first, `_listening` has changed the norm's input.
+        # Where the output goes through a norm first, `_hooks_on_layer` has changed the norm's input.
         result = result if reader.norm else _changed_result(result, reader, read)
         # The output gate of a step of Falcon-H1 comes after what is changed.
         return result if gate is None else (result * functional.silu(gate)).to(result.dtype)
@@ -141,7 +141,7 @@ def _told(original: Any, reader: Reader) -> Any:
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a program does not tell of it, and breaks where it is changed
-            return outside(*args, **kwargs) if _changers else original(*args, **kwargs)
+            return outside(*args, **kwargs) if _output_changers else original(*args, **kwargs)
         return compute(*args, **kwargs)
 
     return run
@@ -149,18 +149,18 @@ def _told(original: Any, reader: Reader) -> Any:
 
 def _changed_result(result: Any, reader: Reader, read: Callable[[], LinearCall]) -> Any:
     """Return the result of a call with interventions applied to its output."""
-    if not _changers:
+    if not _output_changers:
         return result
     out, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
     own = out.unsqueeze(2) if reader.one_token else out.transpose(1, 2)
-    for change in tuple(_changers):
+    for change in tuple(_output_changers):
         own = change(None, own, read)
     own = own.squeeze(2) if reader.one_token else own.transpose(1, 2).contiguous()
     return own if rest is None else (own, *rest)
 
 
 @contextmanager
-def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> Iterator[None]:
+def _hooks_on_layer(given: dict[str, Any], reader: Reader, before: Tensor | None) -> Iterator[None]:
     """Add hooks to modules of a layer, for one call: keep the projection's output, and change the norm's input."""
     if not reader.projection:
         yield
@@ -175,7 +175,7 @@ def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> 
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Pass the heads' output, the norm's input, through the interventions that run; a forward pre-hook."""
-        if threading.get_ident() != thread or not _changers:
+        if threading.get_ident() != thread or not _output_changers:
             return None
 
         def read() -> LinearCall:
@@ -183,7 +183,7 @@ def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> 
 
         heads = read().values.shape[1]
         out = args[0].unflatten(-1, (heads, -1)).transpose(1, 2)
-        for one in tuple(_changers):
+        for one in tuple(_output_changers):
             out = one(layer, out, read)
         return (out.transpose(1, 2).flatten(-2), *args[1:]), kwargs
 
@@ -196,15 +196,15 @@ def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> 
         remove_hooks([projection, norm], key)
 
 
-def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _arguments_by_name(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by their names, those that the function takes by any name among them."""
-    bound = _signature(function).bind(*args, **kwargs)
+    bound = _cached_signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     found = dict(bound.arguments)
     return {**found.pop("kwargs", {}), **found}
 
 
 @cache
-def _signature(function: Any) -> inspect.Signature:
+def _cached_signature(function: Any) -> inspect.Signature:
     """Return the signature of a function; cached, since it is asked for at each call."""
     return inspect.signature(inspect.unwrap(function))

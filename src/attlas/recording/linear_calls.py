@@ -19,7 +19,7 @@ from attlas.matrix.transport.function import transport
 from attlas.matrix.transport.weights import TransportWeights
 from attlas.scores import Alibi, RelativeBias, ScaledDot
 
-_EPSILON = 1e-6  # added to the squared norm of queries and keys, as the functions do
+_NORM_EPSILON = 1e-6  # added to the squared norm of queries and keys, as the functions do
 
 
 class LinearCall(NamedTuple):
@@ -98,9 +98,9 @@ def _is_empty(state: Tensor | None) -> bool:
     return state is None or not bool(state.any())
 
 
-def _unit(t: Tensor) -> Tensor:
+def _unit_vectors(t: Tensor) -> Tensor:
     """Return vectors divided by their Euclidean norm."""
-    return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _EPSILON)
+    return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _NORM_EPSILON)
 
 
 def _delta_rule(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
@@ -110,16 +110,16 @@ def _delta_rule(given: dict[str, Any], result: Any, before: Tensor | None) -> Li
     if decay.ndim == 4:  # of each channel: these functions take norms of float32 numbers
         q, k = q.float(), k.float()
     if given.get("use_qk_l2norm_in_kernel"):
-        q, k = _unit(q), _unit(k)
+        q, k = _unit_vectors(q), _unit_vectors(k)
     tokens = {"q": q, "k": k, "decay": decay, "write": beta, "erase": beta}
     state = given.get("initial_state")
     return LinearCall(tokens, float(q.shape[-1]) ** -0.5, v, state, result[1], begins=_is_empty(state))
 
 
-def _scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _read_mamba2_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of the scan of Mamba-2: keys are B, queries C, and each token has a step width dt."""
     low, high = given.get("dt_limit", (0.0, float("inf")))
-    widths = _widths(given["dt"], given).clamp(low, high)
+    widths = _step_widths(given["dt"], given).clamp(low, high)
     x, B, C, dt = (_heads_first(t) for t in (given["hidden_states"], given["B"], given["C"], widths))
     state = given.get("initial_states")
     after = result[1] if isinstance(result, tuple) else None
@@ -128,14 +128,14 @@ def _scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCa
 
 def _scan_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call for one token of Mamba-2, which changes its state in place."""
-    widths = _widths(given["dt"], given)[..., 0]
+    widths = _step_widths(given["dt"], given)[..., 0]
     x, B, C, dt = (t.unsqueeze(2) for t in (given["hidden_states"], given["B"], given["C"], widths))
     D = given.get("D")
     D = D if D is None or D.ndim == 1 else D[:, 0]
     return _of_scan(x, B, C, dt, given["A"][:, 0, 0], D, before, given["state"].clone(), begins=_is_empty(before))
 
 
-def _widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
+def _step_widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
     """Return the step widths dt of a call: its bias added, and softplus applied, if it has them."""
     bias = given.get("dt_bias")
     dt = dt if bias is None else dt + bias
@@ -164,7 +164,7 @@ def _of_scan(
     return LinearCall(tokens, 1.0, x, before, after, begins)
 
 
-def _lightning(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _read_lightning(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of a layer of lightning attention, whose decay is one number a head."""
     layer, mask = given["self"], given["attention_mask"]
     x = layer.act_fn(given["heard"])
@@ -181,13 +181,13 @@ def _lightning_state(given: dict[str, Any]) -> Tensor | None:
     return None if cache is None else cache.get_linear_cache(given["self"].layer_idx)
 
 
-def _state(given: dict[str, Any]) -> Tensor | None:
+def _copy_of_state(given: dict[str, Any]) -> Tensor | None:
     """Return a copy of a state that is changed in place."""
     state = given.get("state")
     return None if state is None else state.clone()
 
 
-def _states(given: dict[str, Any]) -> Tensor | None:
+def _joined_states(given: dict[str, Any]) -> Tensor | None:
     """Return the parts of a state as one tensor."""
     parts = given.get("state")
     return None if parts is None else torch.stack([t.float() for t in parts])
@@ -253,7 +253,7 @@ def _rnn_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> Line
     return LinearCall({}, 1.0, x.mT.unsqueeze(-1), before, result[1], begins, x.shape[-1], choose)
 
 
-def _wkv(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _read_wkv(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of RWKV-4, which is a softmax over keys of one number, with a decay and a bonus for each channel."""
     key, after = given["key"], result[1]
     begins = before is None or not bool(before[1].any())  # the denominator
@@ -294,7 +294,7 @@ class Reader(NamedTuple):
     """
 
     read: Callable[[dict[str, Any], Any, Tensor | None], LinearCall]
-    before: Callable[[dict[str, Any]], Tensor | None] = _state
+    before: Callable[[dict[str, Any]], Tensor | None] = _copy_of_state
     one_token: bool = False
     projection: str = ""
     norm: str = ""
@@ -306,14 +306,14 @@ OF_HEADS = {
     "torch_recurrent_gated_delta_rule": Reader(_delta_rule),
     "chunk_kimi_delta_attention": Reader(_delta_rule),
     "recurrent_kimi_delta_attention": Reader(_delta_rule),
-    "mamba2_chunk_scan": Reader(_scan),
+    "mamba2_chunk_scan": Reader(_read_mamba2_scan),
     "mamba2_selective_state_update": Reader(_scan_step, one_token=True),
-    LIGHTNING: Reader(_lightning, _lightning_state, projection="qkv_proj", norm="norm"),
+    LIGHTNING: Reader(_read_lightning, _lightning_state, projection="qkv_proj", norm="norm"),
 }
 #: Those of layers with one matrix for each channel.
 OF_CHANNELS = {
     "mamba_selective_scan": Reader(_selective_scan),
     "mamba_selective_state_update": Reader(_selective_step),
     RNN_SCAN: Reader(_rnn_scan, lambda given: given["recurrent_states"]),
-    "rwkv_linear_attention": Reader(_wkv, _states),
+    "rwkv_linear_attention": Reader(_read_wkv, _joined_states),
 }

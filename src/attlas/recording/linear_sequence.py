@@ -66,12 +66,12 @@ class LinearSequence:
         """Add the tokens of a call."""
         for name, t in call.tokens.items():
             if t.ndim > 1 or name not in self._pieces:  # what no token changes is kept once
-                self._pieces.setdefault(name, []).append(self._kept(t))
+                self._pieces.setdefault(name, []).append(self._stored_copy(t))
         if self._keeps_values:
             norms = norms_of(call.values).unsqueeze(-1)
-            self._norms.append(self._kept(norms))
+            self._norms.append(self._stored_copy(norms))
         if self._keeps_values is True:
-            self._values.append(self._kept(call.values))
+            self._values.append(self._stored_copy(call.values))
         batch, _, n, _ = call.values.shape
         mask = torch.ones(batch, n, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(batch, n)
         self._query_masks.append(mask)
@@ -80,7 +80,7 @@ class LinearSequence:
         self._state = None if call.after is None else call.after.detach().clone()
         self.length += n
 
-    def _kept(self, t: Tensor) -> Tensor:
+    def _stored_copy(self, t: Tensor) -> Tensor:
         """Return a tensor as it is stored: the model may change its own."""
         t = t.detach()
         return t.to(self.policy.device, copy=True) if self.policy.device is not None else t.clone()
@@ -88,7 +88,7 @@ class LinearSequence:
     def join_channels(self, others: Sequence[LinearSequence]) -> None:
         """Add the channels of calls of the same layer and text, which computed other channels."""
         parts = [self, *others]
-        tokens = [part._joined() for part in parts]
+        tokens = [part._tokens_of_all_calls() for part in parts]
         counts = [len(part.channels or ()) for part in parts]
         for name, first in tokens[0].items():
             own = [
@@ -101,13 +101,13 @@ class LinearSequence:
                 setattr(self, name, [torch.cat([torch.cat(getattr(part, name), dim=2) for part in parts], dim=1)])
         self.channels = tuple(channel for part in parts for channel in part.channels or ())
 
-    def _joined(self) -> dict[str, Tensor]:
+    def _tokens_of_all_calls(self) -> dict[str, Tensor]:
         """Return the tokens of all calls so far by name, each as one tensor."""
         return {name: pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2) for name, pieces in self._pieces.items()}
 
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all tokens."""
-        joined = self._joined()
+        joined = self._tokens_of_all_calls()
         self._pieces = {name: [t] for name, t in joined.items()}
         made, device = self._make(scale=self._scale, **joined), self.policy.device
         return made if device is None or made.device == device else made.to(device)
@@ -129,7 +129,7 @@ class LinearSequence:
             whole = self.matrix()
             matrix = whole if len(heads) == whole.weights.shape[1] else whole[:, list(heads)]  # never of channels
             matrix = matrix if len(rows) == self.length else matrix.window(rows)
-            results = _results(matrix, self.policy.statistics)
+            results = _linear_statistics(matrix, self.policy.statistics)
         mask = torch.cat(self._query_masks, dim=1)[:, rows.start : rows.stop]
         values = _of_heads(self._values, heads)
         norms = _of_heads(self._norms, heads)
@@ -159,7 +159,7 @@ def _of_heads(parts: Sequence[Tensor], heads: Sequence[int]) -> Tensor | None:
     return whole if len(heads) == whole.shape[1] else whole[:, list(heads)]
 
 
-def _results(matrix: AttentionMatrix, statistics: Sequence[Statistic]) -> dict[str, Any]:
+def _linear_statistics(matrix: AttentionMatrix, statistics: Sequence[Statistic]) -> dict[str, Any]:
     """Return the results of those statistics that weights of linear attention have, by name; they have no entropy."""
     pairs = zip(statistic_names(statistics), statistics, strict=True)
     own = {name: statistic for name, statistic in pairs if matrix.weights.has(statistic)}

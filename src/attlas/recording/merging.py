@@ -16,7 +16,7 @@ from attlas.recording.growing import GrowingTensor
 from attlas.stats import Statistic
 from attlas.stats.largest import name_unseen
 
-_ROOM = 64  # places that a growing row of numbers gets at once, at least
+_LEAST_ROOM = 64  # places that a growing row of numbers gets at once, at least
 
 
 def can_merge(statistic: Statistic) -> bool:
@@ -68,15 +68,15 @@ class MergedStatistics:
         if self._alone is None and self._merged is None:
             self._alone = results, m, n, column
         else:
-            self._merge(results, m, n, column)
+            self._merge_step(results, m, n, column)
 
-    def _merge(self, results: Sequence[Any], m: int, n: int, column: int) -> None:
+    def _merge_step(self, results: Sequence[Any], m: int, n: int, column: int) -> None:
         """Merge one step into those before it."""
         if self._merged is None:
             self._merged = [_JoinedRows(s) if s.axis == "rows" else _MergedSums(s) for s in self.statistics]
         if self._alone is not None:
             first, self._alone = self._alone, None
-            self._merge(*first)
+            self._merge_step(*first)
         for merged, result in zip(self._merged, results, strict=True):
             merged.add(result, m, n, column)
 
@@ -90,7 +90,7 @@ class MergedStatistics:
             if (n, column) == (keys, 0):
                 return list(results)
             one = MergedStatistics(self.statistics)
-            one._merge(results, m, n, column)
+            one._merge_step(results, m, n, column)
             return one.finish(keys)
         return [merged.finish(keys) for merged in self._merged or ()]
 
@@ -154,13 +154,13 @@ class _MergedSums:
     def add(self, result: Tensor, m: int, n: int, column: int) -> None:
         """Merge the numbers of one step into those before; the arguments are those of `MergedStatistics.add`."""
         self._rows += m
-        low = column + self._lowest  # the place of the first number of this step
+        low = column + self._place_of_key_0  # the place of the first number of this step
         numbers = self._with_room(result, low, low + result.shape[-1])
         into = numbers[..., low - self._low : low - self._low + result.shape[-1]]
         into.copy_(self._statistic.merge(into, result))
 
     @property
-    def _lowest(self) -> int:
+    def _place_of_key_0(self) -> int:
         """The place of key 0 in the last row: the lowest diagonal begins there."""
         return 1 - self._rows if self._statistic.axis == "diagonals" else 0
 
@@ -170,7 +170,7 @@ class _MergedSums:
         if old is None:
             first, end, spare = low, low, 0
         else:
-            end, spare = first + old.shape[-1], max(old.shape[-1], _ROOM)
+            end, spare = first + old.shape[-1], max(old.shape[-1], _LEAST_ROOM)
             if first <= low and stop <= end:
                 return old
         self._low = low - spare if low < first else first
@@ -184,7 +184,7 @@ class _MergedSums:
     def finish(self, keys: int) -> Tensor:
         """Return the numbers of all places of a matrix with `keys` keys: a static cache has room for more."""
         numbers: Tensor = self._numbers  # type: ignore[assignment]  # there is a step
-        first, stop = self._lowest, min(self._low + numbers.shape[-1], keys)
+        first, stop = self._place_of_key_0, min(self._low + numbers.shape[-1], keys)
         out = numbers.new_zeros(*numbers.shape[:2], keys - first)
         low = max(first, self._low)
         out[..., low - first : stop - first] = numbers[..., low - self._low : stop - self._low]

@@ -17,9 +17,9 @@ from attlas.recording.snapshot import answers_later
 
 Tensors: TypeAlias = dict[str, Tensor]
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")  # what only a model with a decoder takes
+_DECODER_ARGUMENTS = ("decoder_input_ids", "decoder_inputs_embeds")  # what only a model with a decoder takes
 _CONFIG_FIELDS = (
     "model_type",
     "num_hidden_layers",
@@ -87,14 +87,14 @@ def text_inputs(
         All arguments of the call, by their names.
     """
     try:
-        signature = _signature(model.forward)
+        signature = _forward_signature(model.forward)
         names, arguments = signature.parameters.keys(), signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
         names, arguments = {}.keys(), {}
     arguments = {**arguments, **kwargs}
     # A wrapper passes all arguments on, so that its signature does not name those of a decoder.
     wraps = names <= {"args", "kwargs"} and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    decoder = "decoder_" if wraps or not {*names, *arguments}.isdisjoint(_DECODER) else ""
+    decoder = "decoder_" if wraps or not {*names, *arguments}.isdisjoint(_DECODER_ARGUMENTS) else ""
     # The token ids of a plain model may be its first argument without a name.
     first = None if decoder or "input_ids" in arguments else next(iter(args), None)
     ids = {"self": arguments.get(f"{decoder}input_ids", first)}
@@ -112,7 +112,7 @@ def text_inputs(
     )
 
 
-def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+def _forward_signature(forward: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a model's forward; that of a method is read once, and not in each pass."""
     function = getattr(forward, "__func__", None)
     return inspect.signature(forward) if function is None else _signature_of_method(function)
@@ -173,7 +173,7 @@ def _bytes_of(tokenizer: Any, number: int) -> bytes:
     if "\N{REPLACEMENT CHARACTER}" not in str(tokenizer.decode([number])):
         return b""
     name = str(tokenizer.convert_ids_to_tokens(number))
-    match = _BYTE.fullmatch(name)
+    match = _BYTE_TOKEN.fullmatch(name)
     if match is not None:
         return bytes.fromhex(match[1])
     alphabet = _byte_alphabet()

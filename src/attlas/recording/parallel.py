@@ -13,8 +13,8 @@ from attlas.errors import BackendError, RecordingError
 from attlas.foundation.compat import local_part
 from attlas.matrix import AttentionMatrix
 
-_TENSOR = "torch.distributed.tensor"
-_ULYSSES = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+_DTENSOR_MODULE = "torch.distributed.tensor"
+_ULYSSES_MODULE = "deepspeed.runtime.sequence_parallel.ulysses_sp"
 # What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.
 sharded_text: ContextVar[Any] = ContextVar("attlas_sharded_text", default=None)
 
@@ -33,7 +33,7 @@ def refuse_sharded_text() -> None:
 
 def runs_ulysses() -> bool:
     """Return whether DeepSpeed's sequence parallelism for transformers is loaded."""
-    return _ULYSSES in sys.modules
+    return _ULYSSES_MODULE in sys.modules
 
 
 def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
@@ -52,7 +52,7 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
         If the layer is sharded and no projection says which heads are here, as under DeepSpeed's Ulysses.
     """
     heads, size = matrix.weights.shape[1], matrix.problem.q.shape[-1]
-    tensor = sys.modules.get(_TENSOR)
+    tensor = sys.modules.get(_DTENSOR_MODULE)
     sharded = [] if tensor is None else _sharded_by_rows(module, tensor)
     if not sharded:
         whole = getattr(getattr(module, "config", None), "num_attention_heads", heads)

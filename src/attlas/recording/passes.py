@@ -57,10 +57,10 @@ class Passes:
             {
                 "begin": self._enter_pass,
                 "begin in program": self._enter_pass_in_program,
-                "enter": self._enter,
-                "leave": self._leave,
+                "enter": self._enter_module,
+                "leave": self._leave_module,
                 "leave pass": self._leave_pass,
-                "end": self._ended,
+                "end": self._end_pass_if_outermost,
             }
             | (handlers or {})
         )
@@ -92,9 +92,9 @@ class Passes:
         with numbered([model, *self._watched.values()]), self._hooks as hooks:
             hooks.add([model], "begin", "before", first=True)
             watched = self._watched.values()
-            hooks.add(watched, "enter", "before", direct=(_enter, self))
+            hooks.add(watched, "enter", "before", direct=(_enter_hook, self))
             # Also where the forward raises: the next call must not find what this one left.
-            hooks.add(watched, "leave", "after", always=True, direct=(_leave, self))
+            hooks.add(watched, "leave", "after", always=True, direct=(_leave_hook, self))
             hooks.add([model], "leave pass", "after", always=True)
             hooks.add([model], "end", "after")
             yield hooks
@@ -127,24 +127,24 @@ class Passes:
                 self._in_program = False
                 del self._inside[self._outside :]  # modules of a program that raised an error
 
-    def _ended(self, *_: Any) -> None:
+    def _end_pass_if_outermost(self, *_: Any) -> None:
         """End the pass where the outermost call of the model raised no error."""
         if self._active() and not in_backward() and self._depth == 0:
             self._end()
 
-    def _enter(self, module: nn.Module, *_: Any) -> None:
+    def _enter_module(self, module: nn.Module, *_: Any) -> None:
         """Count a call of a module, and make it the innermost."""
-        _enter("enter", 0, self, module, ())
+        _enter_hook("enter", 0, self, module, ())
 
-    def _leave(self, module: nn.Module, *_: Any) -> None:
+    def _leave_module(self, module: nn.Module, *_: Any) -> None:
         """Make the module that called this one the innermost again."""
-        _leave("leave", 0, self, module, ())
+        _leave_hook("leave", 0, self, module, ())
 
 
 # The hooks of every module, called as `attlas.recording.traced.call` is.
 
 
-def _enter(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
+def _enter_hook(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
     """Count a call of a module, and make it the innermost; a hook with the arguments of `traced.call`.
 
     `handler` is the `Passes`. Calls in a backward, where `graph_task` is not -1, compute again and are not counted.
@@ -157,7 +157,7 @@ def _enter(name: str, slot: int, handler: Any, module: nn.Module, args: Any, res
             passes.calls[path] = passes.calls.get(path, 0) + 1
 
 
-def _leave(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
+def _leave_hook(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
     """Make the module that called this one the innermost again."""
     passes: Passes = handler
     if passes._active() and passes._inside and passes._inside[-1].module is module:

@@ -23,15 +23,15 @@ from attlas.matrix.attend import attend
 from attlas.matrix.handwritten.scope import current
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
 
-_NAME = "scaled_dot_product_attention"
-_original = functional.scaled_dot_product_attention
+_FUNCTION_NAME = "scaled_dot_product_attention"
+_original_attention = functional.scaled_dot_product_attention
 # torch's attention with weights, for models that call it themselves: WavLM, pooling heads.
 _original_with_weights = functional.multi_head_attention_forward
-_lock = threading.Lock()
-_finders: list[Callable[[], nn.Module | None]] = []
-_patch = ExitStack()  # open while a block is
-_listens: ContextVar[bool] = ContextVar("attlas_listens", default=False)
-_shown: ContextVar[list[AttentionMatrix] | None] = ContextVar("attlas_shown", default=None)
+_patch_lock = threading.Lock()
+_module_finders: list[Callable[[], nn.Module | None]] = []
+_open_patch = ExitStack()  # open while a block is
+_is_listening: ContextVar[bool] = ContextVar("attlas_listens", default=False)
+_shown_matrices: ContextVar[list[AttentionMatrix] | None] = ContextVar("attlas_shown", default=None)
 
 
 @contextmanager
@@ -49,49 +49,52 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     more. What holds it elsewhere (a default argument, a closure, an attribute of an object) keeps torch's.
     The fast path of ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` is off for the time.
     """
-    global _offer, _change  # made into functions that torch.compile leaves alone
-    with _lock:
-        _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
-        # `_finders` has the `innermost` of each block that is open; the first one patches, the last one undoes it.
-        if not _finders:
-            _patch.enter_context(_replaced())
-        _finders.append(innermost)
+    global _offer_or_operator, _change_or_operator  # made into functions that torch.compile leaves alone
+    with _patch_lock:
+        _offer_or_operator, _change_or_operator = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
+        # `_module_finders` has the `innermost` of each open block; the first one patches, the last one undoes it.
+        if not _module_finders:
+            _open_patch.enter_context(_functions_replaced())
+        _module_finders.append(innermost)
         observers.patched = True
     try:
         yield
     finally:
-        with _lock:
-            _finders.remove(innermost)
-            if not _finders:
+        with _patch_lock:
+            _module_finders.remove(innermost)
+            if not _module_finders:
                 observers.patched = False
-                _patch.close()
+                _open_patch.close()
 
 
 @contextmanager
 def listening() -> Iterator[None]:
     """Record calls of torch's attention function in this thread without computing them: they return zeros."""
-    token = _listens.set(True)
+    token = _is_listening.set(True)
     try:
         yield
     finally:
-        _listens.reset(token)
+        _is_listening.reset(token)
 
 
 @contextmanager
 def shown_matrices() -> Iterator[list[AttentionMatrix]]:
     """Collect the matrices of calls of torch's functions that interventions change, for a block in this thread."""
     found: list[AttentionMatrix] = []
-    token = _shown.set(found)
+    token = _shown_matrices.set(found)
     try:
         yield found
     finally:
-        _shown.reset(token)
+        _shown_matrices.reset(token)
 
 
 @contextmanager
-def _replaced() -> Iterator[None]:
+def _functions_replaced() -> Iterator[None]:
     """Replace torch's functions, and let its layers call them, for the time of a ``with`` block."""
-    functions = {_original: scaled_dot_product_attention, _original_with_weights: multi_head_attention_forward}
+    functions = {
+        _original_attention: scaled_dot_product_attention,
+        _original_with_weights: multi_head_attention_forward,
+    }
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -113,18 +116,20 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Return the output of torch's function, changed by interventions, and offer the weights to recordings."""
     options = (attn_mask, is_causal, scale, enable_gqa)
-    compute = partial(_original, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    compute = partial(
+        _original_attention, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
     if not is_recording() or sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
         return compute()
     # Inside `listening()`: the matrix is wanted alone, and zeros stand for the output.
-    if _listens.get():
-        _offer(query, key, value, *options)
-        return query.new_zeros(*_leading(query, key, enable_gqa), query.shape[-2], value.shape[-1])
+    if _is_listening.get():
+        _offer_or_operator(query, key, value, *options)
+        return query.new_zeros(*_leading_axes(query, key, enable_gqa), query.shape[-2], value.shape[-1])
     if is_changing():
-        return _change(compute, query, key, value, dropout_p, *options)
+        return _change_or_operator(compute, query, key, value, dropout_p, *options)
     out = compute()
-    _offer(query, key, value, *options)
+    _offer_or_operator(query, key, value, *options)
     return out
 
 
@@ -135,7 +140,7 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
     whole, and attention that is lazy is heard by its products.
     """
     of_layer = sys._getframe(1).f_globals.get("__name__") == "torch.nn.modules.activation"
-    if of_layer or not is_recording() or _listens.get() or current() is not None or not _modules():
+    if of_layer or not is_recording() or _is_listening.get() or current() is not None or not _running_modules():
         return _original_with_weights(*args, **kwargs)
     given = inspect.signature(_original_with_weights).bind(*args, **kwargs)
     given.apply_defaults()
@@ -175,16 +180,16 @@ def answered(ask: Callable[[bool], Any], *, average: bool, batched: bool) -> tup
     return found
 
 
-def _modules() -> list[nn.Module]:
+def _running_modules() -> list[nn.Module]:
     """Return the modules that run now, each once, of all models that are followed."""
-    found = [finder() for finder in tuple(_finders)]
+    found = [finder() for finder in tuple(_module_finders)]
     return list({id(module): module for module in found if module is not None}.values())
 
 
 def _offer_to_finders(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> None:
-    """Offer the matrix of one call of torch's function to recordings, for each module that `_finders` say runs."""
-    values = _tokens(cast(value), _leading(query, key, options[-1]), options[-1])
-    for module in _modules():
+    """Offer the matrix of one call of torch's function to recordings, for each module that `_module_finders` find."""
+    values = _tokens_with_four_axes(cast(value), _leading_axes(query, key, options[-1]), options[-1])
+    for module in _running_modules():
         offer(module, matrix_of(query, key, *options), values=values)
 
 
@@ -192,8 +197,8 @@ def _pool_for_finders(
     compute: Callable[[], Tensor], query: Tensor, key: Tensor, value: Tensor, dropout_p: float, *options: Any
 ) -> Tensor:
     """Return the output of one call of torch's function as interventions change it; unchanged, it is `compute()`."""
-    own, lead = matrix_of(query, key, *options), _leading(query, key, options[-1])
-    values = _tokens(cast(value), lead, options[-1])
+    own, lead = matrix_of(query, key, *options), _leading_axes(query, key, options[-1])
+    values = _tokens_with_four_axes(cast(value), lead, options[-1])
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
         """Return ``A @ v``, as torch's own function gives it unless an intervention changed the matrix or values."""
@@ -202,16 +207,16 @@ def _pool_for_finders(
             return out.reshape(*own.shape[:-1], out.shape[-1])
         return A.pooled(v, dropout_p)
 
-    out, shown = pooled_in(_modules(), own, values, pool)
+    out, shown = pooled_in(_running_modules(), own, values, pool)
     # A list where a caller collects matrices, by `shown_matrices`.
-    found = _shown.get()
+    found = _shown_matrices.get()
     if found is not None:
         found.append(shown)
     return out.reshape(*lead, *out.shape[-2:])
 
 
-_offer: Callable[..., None] = _offer_to_finders
-_change: Callable[..., Tensor] = _pool_for_finders
+_offer_or_operator: Callable[..., None] = _offer_to_finders
+_change_or_operator: Callable[..., Tensor] = _pool_for_finders
 
 
 def matrix_of(
@@ -239,23 +244,23 @@ def matrix_of(
     enable_gqa : bool, default False
         Whether key has fewer heads.
     """
-    lead = _leading(query, key, enable_gqa)
+    lead = _leading_axes(query, key, enable_gqa)
     mask: Mask | None = Causal(0) if is_causal else None
     if attn_mask is not None:
         t = attn_mask
         if t.ndim > 4 or len(lead) != 2:
             t = _four_axes(t, lead, enable_gqa)
         mask = from_tensor(t[(None,) * (4 - t.ndim)])
-    q, k = (_tokens(t, lead, enable_gqa) for t in (query, key))
+    q, k = (_tokens_with_four_axes(t, lead, enable_gqa) for t in (query, key))
     return attend(q, k, mask=mask, scale=scale)
 
 
-def _leading(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+def _leading_axes(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     """Return the leading axes of what torch's function returns."""
     return tuple(query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))
 
 
-def _tokens(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
+def _tokens_with_four_axes(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
     """Give queries, keys or values the axes (batch, heads, tokens, size).
 
     `lead` has the leading axes of the output. With `enable_gqa` a tensor may have fewer heads, and keeps these.

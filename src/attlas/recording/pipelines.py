@@ -13,7 +13,7 @@ from attlas.foundation.trees import tensors_in
 from attlas.recording.atlas import Entry
 
 # Names by which pipelines of diffusers hold the models that run at each step. Wan 2.2 has two transformers.
-_DENOISERS = ("unet", "transformer", "transformer_2", "prior", "decoder")
+_DENOISER_NAMES = ("unet", "transformer", "transformer_2", "prior", "decoder")
 
 
 def denoiser_of(pipe: Any) -> nn.Module | None:
@@ -27,7 +27,7 @@ def denoiser_of(pipe: Any) -> nn.Module | None:
     components = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):
         return None
-    found = {name: model for name in _DENOISERS if isinstance(model := components.get(name), nn.Module)}
+    found = {name: model for name in _DENOISER_NAMES if isinstance(model := components.get(name), nn.Module)}
     return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), None)
 
 

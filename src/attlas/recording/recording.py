@@ -297,7 +297,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         patched, channels = patch_sdpa or handwritten, bool(selection.channels)
         super().__init__(model, (selection,), patch_sdpa=patched, linear=linear, channels=channels)
         self.is_lazy = handwritten
-        self._scope = Scope(model, lambda: self._passes.innermost, self._offer) if handwritten else None
+        self._scope = Scope(model, lambda: self._passes.innermost, self._record_offered) if handwritten else None
         self._values = values
         self.takes_values = bool(values)
         self._selection = selection
@@ -356,20 +356,20 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
                 stack.enter_context(self.images().heard(self._model, lambda: self._hears_encoder))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
-            self._follow(stack)
+            self._follow_model(stack)
         return self.atlas
 
     @property
     def _hears_encoder(self) -> bool:
         return is_recording(self) and not self._passes.inside
 
-    def _offer(self, matrix: AttentionMatrix) -> None:
+    def _record_offered(self, matrix: AttentionMatrix) -> None:
         """Record weights that are written out by the module that runs."""
         module = self._passes.innermost
         if module is not None:
             offer(module, matrix)
 
-    def _handlers(self) -> dict[str, Handler]:
+    def _extra_handlers(self) -> dict[str, Handler]:
         return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
 
     def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -387,12 +387,12 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             hooks.add([self._encoder], "end encoder", "after", always=True)
 
     @public()
-    def _complete(self) -> None:
+    def _complete_block(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
         self._sequences.finish()
         if self._linear is not None:
             self.atlas.entries += self._linear.entries()
-        self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
+        self.atlas.entries[:] = [self._renumbered_entry(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
                 raise errors.no_layer_attended(self._selection.named, list(self._matched))
@@ -440,16 +440,16 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if self._scope is not None:
             self.atlas.details[DENSE_USES] = [use._asdict() for use in self._scope.dense_uses]
 
-    def _renumbered(self, entry: Entry) -> Entry:
+    def _renumbered_entry(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
         layer = self.final_layer(self._attentions.sites[entry.name], entry.layer)
         return entry if entry.layer == layer else replace(entry, layer=layer)
 
     # ------------------------------------------------------------------------------------------------- passes
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a pass: note its token ids, its padding, and the output of an encoder that it was given."""
-        super()._begin(args, kwargs)
+        super()._begin_pass(args, kwargs)
         self._sequences.decide()  # of a pass that raised an error
         ids, self._padding_masks, arguments = metadata.text_inputs(self._model, args, kwargs)
         if not PIXELS.isdisjoint(arguments):
@@ -489,9 +489,9 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
                 if sequence.site.kind != "self"
             }
 
-    def _end(self) -> None:
+    def _end_pass(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
-        super()._end()
+        super()._end_pass()
         beams, is_repeated = count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
@@ -532,7 +532,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             self._hear_swept(call)
             return
         site = self._site_of(call.module, call.number)
-        positioned = None if site is None else self._positioned(site, call)
+        positioned = None if site is None else self._call_with_position(site, call)
         if site is None or positioned is None or not self._selection.includes(site, self._attentions):
             return
         if self._gates is not None:
@@ -569,10 +569,10 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             self._known_heads[key] = heads_here(call.module, call.matrix)
         return self._known_heads[key]
 
-    def _positioned(self, site: AttentionSite, call: AttentionCall) -> PositionedCall | None:
+    def _call_with_position(self, site: AttentionSite, call: AttentionCall) -> PositionedCall | None:
         """Return a call with its position in the text; None where none of its queries is recorded."""
         matrix, cross = call.matrix, site.kind == "cross"
-        first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
+        first_query, first_key = self._positions_of_first(site, matrix, call.first_query, call.first_key)
         known, (m, n) = self._first_of_state, matrix.weights.shape[2:]
         if known is not None and site.kind == "self" and not first_key and n == known + m:
             first_query = known  # caches of such models may not know how many tokens they hold

@@ -42,7 +42,7 @@ class Selection:
         if queries is not None:
             _check_queries(queries)
         self.queries: slice | range | None = queries
-        self.channels: slice | range | tuple[int, ...] = () if channels is None else _channels(channels)
+        self.channels: slice | range | tuple[int, ...] = () if channels is None else _checked_channels(channels)
 
     @property
     def named(self) -> tuple[int | str, ...]:
@@ -67,29 +67,29 @@ class Selection:
             Whether the model has run, so that every module that attends is known.
         """
         sites = [*attentions.sites.values(), *reused]
-        counts = _counts(attentions, sites)
+        counts = _layer_counts(attentions, sites)
         for name in self.unmatched(attentions, sites):
             may_attend = not ended and isinstance(name, str) and attentions.has_module(name)
             if not may_attend:
                 modules, last = listed(site.path for site in sites), sites[-1]
                 rule = "each layer must be one of the model's attentions."
-                given = {"attentions": _numbers(sites, counts), "modules": modules}
+                given = {"attentions": _layers_in_words(sites, counts), "modules": modules}
                 fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
                 found = f"layer {name!r}{_in_its_place(name, attentions)}"
                 raise OutOfRangeError(rule, found, fix, arguments=given, where=self.where)
 
     def unmatched(self, attentions: ModelAttentions, sites: Sequence[AttentionSite]) -> list[int | str]:
         """Return which numbers and names of layers mean none of some attentions of a model."""
-        counts = _counts(attentions, sites)
-        return [name for name in self.named if not any(_fits(name, site, counts) for site in sites)]
+        counts = _layer_counts(attentions, sites)
+        return [name for name in self.named if not any(_names_site(name, site, counts) for site in sites)]
 
     def matching(self, site: AttentionSite, attentions: ModelAttentions) -> tuple[int | str, ...]:
         """Return which numbers and names of layers mean an attention of a model."""
-        return tuple(name for name in self.named if _fits(name, site, attentions.counts))
+        return tuple(name for name in self.named if _names_site(name, site, attentions.counts))
 
     def includes(self, site: AttentionSite, attentions: ModelAttentions) -> bool:
         """Return whether an attention of a model is recorded."""
-        return self.layers is None or any(_fits(name, site, attentions.counts) for name in self.layers)
+        return self.layers is None or any(_names_site(name, site, attentions.counts) for name in self.layers)
 
     def heads_of(self, site: AttentionSite, attentions: ModelAttentions, count: int) -> tuple[int, ...]:
         """Return which of the `count` heads of an attention are recorded.
@@ -101,7 +101,7 @@ class Selection:
         """
         chosen = self.heads
         for name, heads in self.by_layer.items():
-            if _fits(name, site, attentions.counts):
+            if _names_site(name, site, attentions.counts):
                 chosen = heads
         if chosen is None:
             return tuple(range(count))
@@ -146,7 +146,7 @@ class Selection:
         return range(start, max(start, stop))
 
 
-def _counts(attentions: ModelAttentions, sites: Iterable[AttentionSite]) -> dict[str, int]:
+def _layer_counts(attentions: ModelAttentions, sites: Iterable[AttentionSite]) -> dict[str, int]:
     """Return the number of layers of each kind, also where modules that are used again give further ones."""
     counts = dict(attentions.counts)
     for site in sites:
@@ -154,7 +154,7 @@ def _counts(attentions: ModelAttentions, sites: Iterable[AttentionSite]) -> dict
     return counts
 
 
-def _numbers(sites: Iterable[AttentionSite], counts: dict[str, int]) -> str:
+def _layers_in_words(sites: Iterable[AttentionSite], counts: dict[str, int]) -> str:
     """Return the layers of each kind in words.
 
     "self.0 to self.3", or "self.3, self.7 of 8 layers" where some do not attend.
@@ -179,7 +179,7 @@ def _in_its_place(name: int | str, attentions: ModelAttentions) -> str:
     return ""
 
 
-def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
+def _names_site(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
     """Return whether a number or name of `layers` means an attention; `counts` has the number of layers per kind."""
     if isinstance(name, int):
         return site.layer == (name if name >= 0 else counts[site.kind] + name)
@@ -207,7 +207,7 @@ def _head_list(heads: Any) -> tuple[int, ...]:
     return items
 
 
-def _channels(channels: Any) -> slice | range | tuple[int, ...]:
+def _checked_channels(channels: Any) -> slice | range | tuple[int, ...]:
     """Return channels as a slice, a range or a tuple, or raise a DtypeError."""
     fix = "channels=[0, 5], channels=range(8), or channels=slice(None) for all."
     if isinstance(channels, slice):

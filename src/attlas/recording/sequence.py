@@ -158,12 +158,12 @@ class RecordedSequence:
         self._plan = call.matrix.plan
         self._written: Entry | None = None  # the entry of the first calls, on disk
         self._marks = 0  # of the copies of the last call
-        self._append(call)
+        self._append_call(call)
         if policy.disk is not None and not self.on_device and self.bytes_to_write:
             self.to_entry()  # for its effect: it writes to the disk
 
     @property
-    def _tokens(self) -> list[GrowingTensor]:
+    def _growing_tokens(self) -> list[GrowingTensor]:
         """Queries, keys and values."""
         return [self._q, self._k, *self._values.values()]
 
@@ -172,7 +172,7 @@ class RecordedSequence:
         """Bytes of a first call that is large enough to be written to disk at once, and is not yet; else 0."""
         if self.policy.disk is None or self._written is not None:
             return 0
-        size = sum(t.bytes_in_memory for t in self._tokens)
+        size = sum(t.bytes_in_memory for t in self._growing_tokens)
         return 0 if self.policy.disk.is_small(size) else size
 
     def continues(self, call: PositionedCall) -> bool | Tensor:
@@ -205,12 +205,12 @@ class RecordedSequence:
 
     def extend(self, call: PositionedCall) -> None:
         """Add one more call of the text."""
-        self._append(call)
+        self._append_call(call)
         if self.policy.disk is not None:
-            for tokens in self._tokens:
+            for tokens in self._growing_tokens:
                 self.policy.disk.spill(tokens)
 
-    def _append(self, call: PositionedCall) -> None:
+    def _append_call(self, call: PositionedCall) -> None:
         """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
         part, n = _recorded_rows(call, asks=not self.on_device), call.matrix.weights.shape[3]
         self._marks = 0 if self.policy.copies is None else self.policy.copies.marks
@@ -220,11 +220,13 @@ class RecordedSequence:
         # The log-sum-exp and statistics of a step wait where they did not come with its output: those of all waiting
         # rows are computed together. While rows before wait, later ones do, too.
         waits = (
-            self._steps_wait and bool(self.blocks) and (self._computed < row or (rows <= STEP and self._lacks(part)))
+            self._steps_wait
+            and bool(self.blocks)
+            and (self._computed < row or (rows <= STEP and self._lacks_numbers(part)))
         )
         if self.policy.statistics and self.mergeable:
             if not waits:
-                self._collect(part, n, column)
+                self._collect_statistics(part, n, column)
         elif self.policy.statistics and not self.blocks:
             used = _over_keys_in_use(part, call)
             self._statistics.add(used.collect(*self.policy.statistics), rows, used.weights.shape[3], column)
@@ -246,14 +248,14 @@ class RecordedSequence:
         self.next_row += rows
         self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)
 
-    def _lacks(self, part: AttentionMatrix) -> bool:
+    def _lacks_numbers(self, part: AttentionMatrix) -> bool:
         """Return whether numbers of some rows are missing: those that did not come with their output.
 
         On a GPU they count as missing, since the program would have to wait to know.
         """
         return self.on_device or part.softmax_weights.known_lse is None
 
-    def _collect(self, part: AttentionMatrix, n: int, column: int) -> None:
+    def _collect_statistics(self, part: AttentionMatrix, n: int, column: int) -> None:
         """Add the statistics of some rows over n keys, the first of which is at a column of the whole."""
         statistics = [with_keys(s, n) for s in self.policy.statistics]
         self._statistics.add(part.collect(*statistics), part.weights.shape[2], n, column)
@@ -269,7 +271,7 @@ class RecordedSequence:
             part = matrix.window(some)
             part = _without_questions(part) if self.on_device else part
             if self.policy.statistics and self.mergeable:
-                self._collect(part, self.key_stop - self.first_key, 0)
+                self._collect_statistics(part, self.key_stop - self.first_key, 0)
             self._lse.append(self._kept_lse(part.softmax_weights.lse()))
             seeing.append(_query_mask(part))
         self._computed = self.next_row - self.first_query
@@ -330,12 +332,12 @@ class RecordedSequence:
             first_key=self.first_key,
             shape=(*self._base.shape[:2], rows, self.key_stop - self.first_key),
             matrix=matrix,
-            statistics=self._results(matrix),
+            statistics=self._statistics_of_text(matrix),
             query_mask=None if bool(query_mask.all()) else query_mask,
             **{name: tensor.joined() for name, tensor in self._values.items()},
         )
 
-    def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
+    def _statistics_of_text(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
         """Return the statistics of the whole text by name: merged from those of the calls, where that is exact."""
         statistics = self.policy.statistics
         if self.mergeable or len(self.blocks) == 1 or matrix is None:

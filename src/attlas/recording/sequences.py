@@ -23,7 +23,7 @@ Key: TypeAlias = tuple[str, int]
 
 # Bytes of other calls that wait for the end of their pass together, since their tokens may be copies: these at least,
 # and a quarter of what the device has free. And bytes of copies in pinned memory that wait to be written to disk.
-_HELD = 2**28
+_MOST_WAITING_BYTES = 2**28
 
 
 class _NewCall(NamedTuple):
@@ -95,13 +95,13 @@ class RecordedSequences:
             continues = ~begins & continues
         later = isinstance(continues, Tensor) or bool(self._undecided)  # calls are added in their order
         if not (may_wait and later):
-            self._add(key, new, bool(continues))
+            self._add_call(key, new, bool(continues))
             return
         self._undecided[key] = new, continues
         q, k = call.matrix.problem.q, call.matrix.problem.k
         # The keys of a static cache, which has room for more, are copies.
         self._held += 0 if q.shape[2] <= STEP and not call.has_room else q.nbytes + k.nbytes
-        if self._held > _HELD and self._held > free_bytes(q.device) // 4:
+        if self._held > _MOST_WAITING_BYTES and self._held > free_bytes(q.device) // 4:
             self.decide()  # adds them, so that their tensors are given back
 
     @without_autocast
@@ -124,10 +124,10 @@ class RecordedSequences:
         found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in texts), *others]))
         answers = dict(zip(asked, found))  # noqa: B905 - the others follow
         entries = [sequence.to_entry(next(found)) for sequence in texts]
-        self._take(entries[: len(ended)])
+        self._add_ended_entries(entries[: len(ended)])
         with observers.unheard():
             for key, (new, answer) in waiting.items():
-                self._add(key, new, bool(answers.get(key, answer)))
+                self._add_call(key, new, bool(answers.get(key, answer)))
         if self._copies is not None:
             self._copies.mark()
         return [*found]
@@ -140,14 +140,14 @@ class RecordedSequences:
         later = [sequence for sequence in sequences if sequence.on_device]
         masks = answers_of([sequence.query_mask() for sequence in later]) if later else []
         known = dict(zip(later, masks, strict=True))
-        self._take(sequence.to_entry(known.get(sequence)) for sequence in sequences)
+        self._add_ended_entries(sequence.to_entry(known.get(sequence)) for sequence in sequences)
 
-    def _take(self, entries: Iterable[Entry]) -> None:
+    def _add_ended_entries(self, entries: Iterable[Entry]) -> None:
         """Add entries of texts that have ended."""
         for entry in entries:
             self._entries.append(entry)
 
-    def _add(self, key: Key, new: _NewCall, continues: bool) -> None:
+    def _add_call(self, key: Key, new: _NewCall, continues: bool) -> None:
         """Add a call to the last text if it `continues` that, or begin another, whose first call it is."""
         sequence, number = self.last.get(key), 0
         if sequence is not None:
@@ -163,10 +163,10 @@ class RecordedSequences:
         if sequence.on_device and sequence.bytes_to_write:  # on the CPU it is written by now
             self._unwritten.append(sequence)
             self._unwritten_bytes += sequence.bytes_to_write
-            if self._unwritten_bytes > _HELD:
-                self._write()
+            if self._unwritten_bytes > _MOST_WAITING_BYTES:
+                self._write_waiting()
 
-    def _write(self) -> None:
+    def _write_waiting(self) -> None:
         """Write the new texts that wait for the disk; the program waits for the device."""
         unwritten = self._take_unwritten()
         masks = answers_of([sequence.query_mask() for sequence in unwritten])

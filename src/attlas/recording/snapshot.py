@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from attlas.engine.problem import Problem
     from attlas.recording.copies import HostCopies
 
-_CHUNK = 1024  # keys whose fingerprint is taken together, at least,
-_CHUNKS = 8  # and the most chunks: little memory beside the keys themselves, and no more calls for more keys
-_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers by their bytes
+_LEAST_CHUNK_KEYS = 1024  # keys whose fingerprint is taken together, at least,
+_MOST_CHUNKS = 8  # and the most chunks: little memory beside the keys themselves, and no more calls for more keys
+_INTEGERS_BY_BYTES = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers by their bytes
 
 Thing = TypeVar("Thing", bound=Mask | nn.Module)
 
@@ -43,14 +43,14 @@ def detached_tensor(t: Tensor, device: torch.device | None = None, copies: HostC
     """
     t = t.detach()
     if device is not None and t.device != device:
-        return _moved(t, device, copies)
+        return _on_device(t, device, copies)
     # A static cache writes new keys into the tensor that it handed out; a tensor that was written to since it was
     # made, or is part of a larger one, is copied.
     written = t.is_inference() or changes(t) != 0
     return t.clone() if written or t.untyped_storage().nbytes() > t.nbytes else t
 
 
-def _moved(t: Tensor, device: torch.device, copies: HostCopies | None) -> Tensor:
+def _on_device(t: Tensor, device: torch.device, copies: HostCopies | None) -> Tensor:
     """Return a tensor on another device."""
     return t.to(device) if copies is None or device.type != "cpu" else copies.copy(t)
 
@@ -76,7 +76,7 @@ def detached(thing: Thing, device: torch.device | None = None, copies: HostCopie
         if not (moves or part.requires_grad):
             return part
         t = part.detach().clone() if part.is_leaf else part.detach()  # an optimizer changes parameters in place
-        t = _moved(t, device, copies) if moves and device is not None else t
+        t = _on_device(t, device, copies) if moves and device is not None else t
         return nn.Parameter(t, requires_grad=False) if isinstance(part, nn.Parameter) else t
 
     # Numbers that a mask has copied stay as they are, whatever becomes of the tensor that they are copied from.
@@ -147,7 +147,7 @@ def fingerprint(k: Tensor) -> Tensor:
     Tensor of int64, shape (batch, n)
         Sum of all bits under odd weights of 64 bits: two different keys agree once in some 10¹⁸ times.
     """
-    bits = k.detach().view(_WHOLE[k.element_size()])
+    bits = k.detach().view(_INTEGERS_BY_BYTES[k.element_size()])
     weights = _bit_weights(k.shape[1], k.shape[3], k.device)
     parts = bits.split(_chunk_size(k.shape[2]), dim=2)
     numbers = (part.to(torch.int64, copy=True).mul_(weights) for part in parts)
@@ -156,7 +156,7 @@ def fingerprint(k: Tensor) -> Tensor:
 
 def _chunk_size(keys: int) -> int:
     """Return how many of some keys get their fingerprint together."""
-    return max(_CHUNK, -(-keys // _CHUNKS))
+    return max(_LEAST_CHUNK_KEYS, -(-keys // _MOST_CHUNKS))
 
 
 @lru_cache(maxsize=64)
@@ -179,7 +179,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
         return False
     size = next((size for size in (8, 4, 2) if _holds_words(a, size) and _holds_words(b, size)), None)
     if size is not None:
-        a, b = a.view(_WHOLE[size]), b.view(_WHOLE[size])
+        a, b = a.view(_INTEGERS_BY_BYTES[size]), b.view(_INTEGERS_BY_BYTES[size])
     return (a == b).all() if answers_later(a) else torch.equal(a, b)
 
 

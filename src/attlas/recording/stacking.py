@@ -35,7 +35,7 @@ def stack_masks(blocks: Sequence[Block], keys: int, tile: Callable[..., Tile] | 
     if len(blocks) == 1 and blocks[0].columns == whole:
         return blocks[0].mask
     first, stack = _in_whole(blocks[0], keys), Stacked(blocks)
-    if first is not None and all(_agrees(first, block, keys, stack, tile) for block in blocks[1:]):
+    if first is not None and all(_equals_block_mask(first, block, keys, stack, tile) for block in blocks[1:]):
         return first
     return stack
 
@@ -54,18 +54,20 @@ def _in_whole(block: Block, keys: int) -> Mask | None:
         translated = And(Causal(n - 1 - row), translated)
     outside = range(column), range(column + n, keys)
     blind = all(
-        translated.coverage(_tile(block.rows, columns, keys)) is BlockState.EMPTY for columns in outside if len(columns)
+        translated.coverage(_tile_of_block_rows(block.rows, columns, keys)) is BlockState.EMPTY
+        for columns in outside
+        if len(columns)
     )
     return translated if blind else None
 
 
-def _tile(rows: range, columns: range, keys: int) -> Tile:
+def _tile_of_block_rows(rows: range, columns: range, keys: int) -> Tile:
     """Return the tile of a block's rows in some columns of the whole matrix."""
     one = torch.zeros(1, dtype=torch.int64, device="cpu")
     return Tile(range(1), range(1), rows, columns, rows.stop, keys, one, one, torch.device("cpu"))
 
 
-def _agrees(first: Mask, block: Block, keys: int, stack: Stacked, tile: Callable[..., Tile] | None) -> bool:
+def _equals_block_mask(first: Mask, block: Block, keys: int, stack: Stacked, tile: Callable[..., Tile] | None) -> bool:
     """Return whether a mask equals the mask of a block in the rows of the block."""
     if same_settings(first, _in_whole(block, keys)):
         return True

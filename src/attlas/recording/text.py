@@ -137,12 +137,12 @@ class RecordedText:
         self._continued = None if self._continued is None else next(given)
         if self._is_known is not None and not bool(next(given)):
             self._continued = None
-        before, self.ids = self.ids, self._joined()
+        before, self.ids = self.ids, self._ids_of_whole_text()
         if before is None or self.ids is None:
             return before is not self.ids
         return not torch.equal(self.ids[:, : before.shape[1]], before)
 
-    def _joined(self) -> Tensor | None:
+    def _ids_of_whole_text(self) -> Tensor | None:
         """Return the ids of the whole text, those of earlier passes and the new ones; None if not all are known."""
         if not self._first_new or self._new_ids is None:  # the text begins with this pass, or no attention was read
             return self._new_ids

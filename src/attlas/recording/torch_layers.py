@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attlas.recording.hooks import is_recording, uncompiled
 from attlas.recording.patch import answered
 
-_answering: ContextVar[bool] = ContextVar("attlas_answering", default=False)
+_is_answering: ContextVar[bool] = ContextVar("attlas_answering", default=False)
 
 
 def torch_layers(model: nn.Module) -> list[nn.MultiheadAttention]:
@@ -27,7 +27,7 @@ def torch_layers(model: nn.Module) -> list[nn.MultiheadAttention]:
 
 def is_answering() -> bool:
     """Return whether a layer of torch computes the weights that it was asked for."""
-    return _answering.get()
+    return _is_answering.get()
 
 
 @contextmanager
@@ -54,11 +54,11 @@ def asked_for_weights(layers: list[nn.MultiheadAttention]) -> Iterator[None]:
 
 
 def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward that replaces `attend`, the forward of a layer: `_answer` takes the calls that want weights.
+    """Return the forward that replaces `attend`, that of a layer: `_layer_output` takes the calls that want weights.
 
     Without weights a layer calls torch's function for attention, where recordings hear it.
     """
-    answer = uncompiled(partial(_answer, attend))
+    answer = uncompiled(partial(_layer_output, attend))
 
     def forward(
         query: Tensor,
@@ -77,7 +77,7 @@ def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _answer(
+def _layer_output(
     attend: Callable[..., Any],
     query: Tensor,
     key: Tensor,
@@ -90,12 +90,12 @@ def _answer(
 ) -> tuple[Tensor, Tensor]:
     """Return the output of the layer, and offer its matrix to recordings."""
     ask = partial(attend, query, key, value, padding)
-    if not is_recording() or _answering.get():  # another recording of the same layer hears it
+    if not is_recording() or _is_answering.get():  # another recording of the same layer hears it
         return ask(need_weights, mask, average, is_causal)  # type: ignore[no-any-return]  # as torch says
-    token = _answering.set(True)
+    token = _is_answering.set(True)
     try:
         return answered(
             lambda weights: ask(weights, mask, average, is_causal), average=average, batched=query.ndim == 3
         )
     finally:
-        _answering.reset(token)
+        _is_answering.reset(token)

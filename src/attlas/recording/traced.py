@@ -28,11 +28,13 @@ Handler: TypeAlias = "Callable[[nn.Module, tuple[Any, ...], Any], None]"
 # Of a graph that is captured for a GPU and played again without Python, an operator with this tag is no part.
 TAGS = tuple(tag for name in ("cudagraph_unsafe",) if (tag := getattr(torch.Tag, name, None)) is not None)
 
-_NUMBER = "_attlas_number"  # of a module that is followed: the tensor that stands for it in a program
-_lock = threading.Lock()
-_modules: dict[int, weakref.ref[nn.Module]] = {}  # by the address of the tensor
-_counts: dict[int, int] = {}  # how many blocks follow the module, in the same way
-_handlers: dict[int, dict[str, Handler]] = {}  # what follows a model, by its number: the handlers of its hooks
+_NUMBER_ATTRIBUTE = "_attlas_number"  # of a module that is followed: the tensor that stands for it in a program
+_followed_lock = threading.Lock()
+_modules_by_number: dict[int, weakref.ref[nn.Module]] = {}  # by the address of the tensor
+_follower_counts: dict[int, int] = {}  # how many blocks follow the module, in the same way
+_handlers_by_number: dict[
+    int, dict[str, Handler]
+] = {}  # what follows a model, by its number: the handlers of its hooks
 
 with torch.inference_mode(False):
     # What every operator writes to.
@@ -46,36 +48,36 @@ with torch.inference_mode(False):
 def numbered(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Give modules the tensors that stand for them in a program, for the time of a ``with`` block."""
     held: list[tuple[nn.Module, Tensor]] = []
-    with _lock:
+    with _followed_lock:
         for module in modules:
-            number = vars(module).get(_NUMBER)
+            number = vars(module).get(_NUMBER_ATTRIBUTE)
             if number is None or module_of(number) is not module:  # a copy of a module has a copy of its tensor
                 with torch.inference_mode(False):
                     number = torch.zeros((), dtype=torch.int64, device="cpu")
-                object.__setattr__(module, _NUMBER, number)
-                _modules[number.data_ptr()] = weakref.ref(module)
-            _counts[number.data_ptr()] = _counts.get(number.data_ptr(), 0) + 1
+                object.__setattr__(module, _NUMBER_ATTRIBUTE, number)
+                _modules_by_number[number.data_ptr()] = weakref.ref(module)
+            _follower_counts[number.data_ptr()] = _follower_counts.get(number.data_ptr(), 0) + 1
             held.append((module, number))
     try:
         yield
     finally:
-        with _lock:
+        with _followed_lock:
             for module, number in held:
-                _counts[number.data_ptr()] -= 1
-                if not _counts[number.data_ptr()]:
-                    del _counts[number.data_ptr()], _modules[number.data_ptr()]
-                    object.__delattr__(module, _NUMBER)
+                _follower_counts[number.data_ptr()] -= 1
+                if not _follower_counts[number.data_ptr()]:
+                    del _follower_counts[number.data_ptr()], _modules_by_number[number.data_ptr()]
+                    object.__delattr__(module, _NUMBER_ATTRIBUTE)
 
 
 def number_of(module: nn.Module) -> Tensor | None:
     """Return the tensor that stands for a module in a program; None for one that nobody follows."""
-    number: Tensor | None = getattr(module, _NUMBER, None)
+    number: Tensor | None = getattr(module, _NUMBER_ATTRIBUTE, None)
     return number
 
 
 def module_of(number: Tensor) -> nn.Module | None:
     """Return the module that a tensor stands for; None where it is followed no more, or is a copy of one that is."""
-    found = _modules.get(number.data_ptr())
+    found = _modules_by_number.get(number.data_ptr())
     return None if found is None else found()
 
 
@@ -97,9 +99,9 @@ class Hooks:
         self._slot = 0
 
     def __enter__(self) -> Hooks:
-        with _lock:  # the lowest number that is free: the program of the recording before is used again
-            self._slot = next(slot for slot in range(len(_handlers) + 1) if slot not in _handlers)
-            _handlers[self._slot] = self._own
+        with _followed_lock:  # the lowest number that is free: the program of the recording before is used again
+            self._slot = next(slot for slot in range(len(_handlers_by_number) + 1) if slot not in _handlers_by_number)
+            _handlers_by_number[self._slot] = self._own
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -107,8 +109,8 @@ class Hooks:
         for modules, key in reversed(self._added):
             remove_hooks(modules, key)
         self._added.clear()
-        with _lock:
-            del _handlers[self._slot]
+        with _followed_lock:
+            del _handlers_by_number[self._slot]
 
     def add(
         self,
@@ -139,7 +141,7 @@ class Hooks:
             handler: hooks of many modules save a call each.
         """
         function, handler = (call, self._own[name]) if direct is None else direct
-        hook = partial(_hook(function), name, self._slot, handler)
+        hook = partial(_hook_function(function), name, self._slot, handler)
         key, own = f"attlas {self._slot} {name}", list(modules)
         self._added.append((own, key))
         add_hooks(own, key, hook, before=when == "before", first=first, always=always)
@@ -161,16 +163,16 @@ def _call_in_program(name: str, slot: int, handler: Any, module: nn.Module, args
     tensors: list[Tensor] = []
     text = ""
     if not transforming() and name.startswith("begin"):
-        places = ", ".join([_place(value, tensors) for value in args])
-        named = ", ".join([f'"{key}": {_place(value, tensors)}' for key, value in rest.items()])
+        places = ", ".join([_place_in_tensors(value, tensors) for value in args])
+        named = ", ".join([f'"{key}": {_place_in_tensors(value, tensors)}' for key, value in rest.items()])
         text = f"[[{places}], {{{named}}}]"
     elif not transforming() and name == "end encoder":
-        text = f"[[], {_place(rest, tensors)}]"
+        text = f"[[], {_place_in_tensors(rest, tensors)}]"
     event(LOG, name, slot, number, tensors, text)
 
 
 @cache
-def _hook(function: Callable[..., None]) -> Callable[..., None]:
+def _hook_function(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function of a hook: torch.compile leaves it alone, and takes the operator where it inlines it.
 
     It is not made before a recording begins, because torch then loads its whole compiler.
@@ -187,10 +189,10 @@ def _hook(function: Callable[..., None]) -> Callable[..., None]:
 def event(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], text: str) -> None:
     """Call the handler of a hook, for the module that the tensor `module` stands for, when the program runs."""
     # `log` is changed, on paper, so that no compiler drops or reorders the call.
-    handlers, running = _handlers.get(slot), module_of(module)
+    handlers, running = _handlers_by_number.get(slot), module_of(module)
     if handlers is not None and running is not None:
         handler = handlers.get(f"{name} in program", handlers[name])
-        handler(running, *_arguments(text, tensors))
+        handler(running, *_handler_arguments(text, tensors))
 
 
 @event.register_fake
@@ -198,7 +200,7 @@ def _(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], 
     return None
 
 
-def _place(value: Any, tensors: list[Tensor]) -> str:
+def _place_in_tensors(value: Any, tensors: list[Tensor]) -> str:
     """Return the place of a tensor in the list, to which it is appended, as JSON; null for what is no tensor.
 
     Of what an encoder has returned, the first tensor counts. It runs while torch.compile traces, so it is plain code.
@@ -207,10 +209,10 @@ def _place(value: Any, tensors: list[Tensor]) -> str:
         tensors.append(value.detach())
         return str(len(tensors) - 1)
     hidden = value[0] if isinstance(value, tuple) and value else getattr(value, "last_hidden_state", None)
-    return f"[{_place(hidden, tensors)}]" if isinstance(hidden, Tensor) else "null"
+    return f"[{_place_in_tensors(hidden, tensors)}]" if isinstance(hidden, Tensor) else "null"
 
 
-def _arguments(text: str, tensors: list[Tensor]) -> tuple[Any, Any]:
+def _handler_arguments(text: str, tensors: list[Tensor]) -> tuple[Any, Any]:
     """Return the arguments of a handler; the memory of a tensor may be used again, so each is a copy."""
     if not text:
         return (), {}

@@ -13,8 +13,21 @@ from attlas.foundation.devices import to_device
 from attlas.matrix.value_weighted import norms_of
 
 # Names of the last linear map of an attention: in the module itself, then beside it (BERT).
-_INSIDE = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "out_lin", "out", "o_attn", "linear_out", "Wo")
-_BESIDE = ("output.dense",)
+_PROJECTIONS_INSIDE = (
+    "o_proj",
+    "out_proj",
+    "c_proj",
+    "dense",
+    "wo",
+    "o",
+    "proj",
+    "out_lin",
+    "out",
+    "o_attn",
+    "linear_out",
+    "Wo",
+)
+_PROJECTIONS_BESIDE = ("output.dense",)
 
 
 def kept_values(
@@ -40,7 +53,7 @@ def kept_values(
         Whether the values themselves are kept, and not only their norms.
     """
     values, group = values[:, :, keys], count // values.shape[1]
-    own = values if len(heads) == count else _some(values, [head // group for head in heads], axis=1)
+    own = values if len(heads) == count else _select_places(values, [head // group for head in heads], axis=1)
     kept = {"values": own} if whole else {}
     kept["value_norms"] = norms_of(own)
     weight = _output_projection(model, path, count * values.shape[-1])
@@ -71,15 +84,17 @@ def output_projection(model: nn.Module, path: str) -> nn.Module | None:
     """Return the linear map behind an attention; None where none is known."""
     module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     # A layer without parameters leaves its projections to the module around it.
-    beside = _BESIDE if any(True for _ in module.parameters()) else _BESIDE + _INSIDE
-    for owner, names in ((module, _INSIDE), (parent, beside)):
+    beside = (
+        _PROJECTIONS_BESIDE if any(True for _ in module.parameters()) else _PROJECTIONS_BESIDE + _PROJECTIONS_INSIDE
+    )
+    for owner, names in ((module, _PROJECTIONS_INSIDE), (parent, beside)):
         for name in names:
             if _weight_of(owner, name) is not None:
                 return owner.get_submodule(name)
     return None
 
 
-def _some(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
+def _select_places(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
     """Select some indices along an axis, without waiting for a device."""
     return t.index_select(axis, to_device(torch.tensor(places, device="cpu"), t.device))
 
@@ -98,7 +113,7 @@ def _output_projection(model: nn.Module, path: str, width: int) -> Tensor | None
     """
     module = model.get_submodule(path)
     parent = model.get_submodule(path.rpartition(".")[0])
-    for owner, names in ((module, _INSIDE), (parent, _BESIDE)):
+    for owner, names in ((module, _PROJECTIONS_INSIDE), (parent, _PROJECTIONS_BESIDE)):
         for name in names:
             weight = _weight_of(owner, name)
             if weight is not None and weight.shape[1] == width:
@@ -138,7 +153,7 @@ def _output_norms(values: Tensor, weight: Tensor, heads: Sequence[int], count: i
     With the factor R of ``weight_h = Q R``, ``‖weight_h v‖ = ‖R v‖``: e² instead of ``out * e`` products per key.
     """
     size, group = values.shape[-1], count // values.shape[1]
-    factors = _some(weight.unflatten(1, (count, size)).transpose(0, 1), heads, axis=0).float()
+    factors = _select_places(weight.unflatten(1, (count, size)).transpose(0, 1), heads, axis=0).float()
     if values.shape[2] > size:
         factors = torch.linalg.qr(factors, mode="r").R
     found = [norms_of(values[:, head // group].float() @ factors[at].mT) for at, head in enumerate(heads)]

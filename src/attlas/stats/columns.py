@@ -20,7 +20,7 @@ from attlas.stats.spans import Span, check_span, place_span
 
 Combine: TypeAlias = Literal["sum", "mean"]
 
-_SLAB = 32  # rows whose maximum is taken before any is looked at alone
+_SLAB_ROWS = 32  # rows whose maximum is taken before any is looked at alone
 
 
 def _zeros_for_columns(problem: Problem) -> Tensor:
@@ -41,7 +41,7 @@ def _form_of_columns(problem: Problem, dtype: torch.dtype | None = None) -> Tens
     return TensorForm((batch, heads, n), dtype or problem.dtype)
 
 
-def _columns(at: Tile) -> tuple[slice, slice, slice]:
+def _column_slices(at: Tile) -> tuple[slice, slice, slice]:
     """Return the slices of a tile in a tensor of shape (batch, heads, n)."""
     b, h, _ = at.place
     return b, h, slice(at.columns.start, at.columns.stop)
@@ -142,9 +142,9 @@ class ColumnMass(_OfQueries):
         if rows is None:
             return carry
         whole = rows.stop - rows.start == len(at.rows)
-        mass[_columns(at)] += part.column_sums if whole else part.weights[..., rows, :].sum(dim=-2)
+        mass[_column_slices(at)] += part.column_sums if whole else part.weights[..., rows, :].sum(dim=-2)
         if queries is not None:
-            into = queries[_columns(at)]
+            into = queries[_column_slices(at)]
             for columns, cells in part.visible_columns:
                 seen = float(rows.stop - rows.start) if cells is None else cells[..., rows, :].sum(dim=-2)
                 into[..., columns.start : columns.stop] += seen
@@ -167,7 +167,7 @@ class ColumnMass(_OfQueries):
             rows = _rows_inside(part.at, self.window(problem))
             out = part.scratch("columns").zero_()
             if rows is not None:
-                out[..., rows, :] = grad[_columns(part.at)].unsqueeze(-2)
+                out[..., rows, :] = grad[_column_slices(part.at)].unsqueeze(-2)
             return out
 
         return CellGradient(column=grad) if self.rows is None else CellGradient(weights=(of_tile,))
@@ -227,7 +227,7 @@ class ColumnMax(_OfQueries):
         # The part of `carry` is a view: the larger numbers are written into it.
         rows = _rows_inside(at, self.window(part.problem))
         if rows is not None:
-            into = carry[_columns(at)]
+            into = carry[_column_slices(at)]
             into.copy_(self.merge(into, part.weights[..., rows, :].amax(dim=-2)))
         return carry
 
@@ -277,13 +277,13 @@ class ColumnArgMax(Statistic):
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
         # Write the larger weights of the part, and the queries that give them, over those found so far.
-        largest, query = (t[_columns(at)] for t in carry)
+        largest, query = (t[_column_slices(at)] for t in carry)
         if at.device.type != "cpu":  # how many keys find a larger weight is not asked: the answer would have to wait
             found, row = part.weights.max(dim=-2)
             query.copy_(torch.where(found > largest, row + at.rows.start, query))
             torch.maximum(largest, found, out=largest)
             return carry
-        size = _SLAB if len(at.rows) % _SLAB == 0 else len(at.rows)
+        size = _SLAB_ROWS if len(at.rows) % _SLAB_ROWS == 0 else len(at.rows)
         found, slab = part.weights.unflatten(-2, (-1, size)).amax(dim=-2).max(dim=-2)
         # Parts come with growing rows, so that the first of equal queries stays, and ever fewer keys find a
         # larger weight: the query is looked up for those alone, in the slab of rows that has it.
@@ -331,7 +331,7 @@ def column_mass(A: MatrixLike, rows: Span | None = None, mean: bool = False, hea
     >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
-    return _combined(A, ColumnMass(rows, mean), heads)
+    return _with_combined_heads(A, ColumnMass(rows, mean), heads)
 
 
 @public("column_max()")
@@ -359,13 +359,13 @@ def column_max(A: MatrixLike, rows: Span | None = None, heads: Combine | None = 
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
-    return _combined(A, ColumnMax(rows), heads)
+    return _with_combined_heads(A, ColumnMax(rows), heads)
 
 
-def _combined(A: Any, statistic: Statistic, heads: str | None) -> Any:
+def _with_combined_heads(A: Any, statistic: Statistic, heads: str | None) -> Any:
     """Return a statistic of columns with its heads combined by "sum" or "mean"; of several matrices, a tuple."""
     if isinstance(A, list | tuple):
-        return tuple(_combined(one, statistic, heads) for one in A)
+        return tuple(_with_combined_heads(one, statistic, heads) for one in A)
     one_of("heads", heads, ("sum", "mean", None), 'heads="mean"')
     if heads is not None and A.ndim < 3:
         wrong = f"heads = {heads!r}, and A has no leading axis"

@@ -27,7 +27,7 @@ def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
     return problem.allowed_runs
 
 
-def _unknown(problem: Problem, *size: int) -> Tensor:
+def _unknown_counts(problem: Problem, *size: int) -> Tensor:
     """Return counts that the mask does not tell, as it is not one run of keys per row.
 
     All NaN, which no mean can hide.
@@ -35,11 +35,11 @@ def _unknown(problem: Problem, *size: int) -> Tensor:
     return torch.full((1, 1, *size), math.nan, dtype=problem.dtype, device=problem.device)
 
 
-def _counted(problem: Problem, size: int, shift: Tensor | int = 0) -> Tensor:
+def _count_of_runs(problem: Problem, size: int, shift: Tensor | int = 0) -> Tensor:
     """Return how many runs of keys (one per row, moved by `shift`) hold each of the positions 0 to `size` - 1."""
     runs = interval_of(problem)
     if runs is None:
-        return _unknown(problem, size)
+        return _unknown_counts(problem, size)
     first, stop = (end + shift for end in runs)
     one = torch.ones_like(first)
     # A run adds 1 at its first position and takes it away after its last: the running sum counts the runs.
@@ -50,14 +50,14 @@ def _counted(problem: Problem, size: int, shift: Tensor | int = 0) -> Tensor:
 
 def queries_of_keys(problem: Problem) -> Tensor:
     """Return how many queries may see each key, broadcastable to (batch, heads, n); NaN where that is not known."""
-    return _counted(problem, problem.shape[3])
+    return _count_of_runs(problem, problem.shape[3])
 
 
 def cells_of_diagonals(problem: Problem) -> Tensor:
     """Return how many cells of each diagonal are allowed, (batch or 1, heads or 1, m + n - 1); NaN if unknown."""
     m, n = problem.shape[2:]
     # Cell (i, j) lies on diagonal j - i + m - 1: the run of row i is moved by m - 1 - i.
-    return _counted(problem, m + n - 1, m - 1 - torch.arange(m, device=problem.device))
+    return _count_of_runs(problem, m + n - 1, m - 1 - torch.arange(m, device=problem.device))
 
 
 def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
@@ -68,7 +68,7 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
         return cells if problem.device.type == "cpu" else to_device(cells, problem.device)
     runs = problem.allowed_runs
     if runs is None:
-        return _unknown(problem, len(rows) - 1, len(columns) - 1)
+        return _unknown_counts(problem, len(rows) - 1, len(columns) - 1)
     first, stop = runs
     inside = slice(blocks[0][0], blocks[0][-1])
     bands, edges = len(rows) - 1, len(columns)

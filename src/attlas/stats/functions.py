@@ -13,7 +13,7 @@ from attlas.engine.statistic import Statistic
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
-_MATRIX = """\
+_MATRIX_DOC = """\
 A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
     The matrix; of several, the result is a tuple.
 """
@@ -53,7 +53,7 @@ def function_of(statistic: Callable[P, Statistic], result: type[R], form: str) -
     function.__annotations__ = {"A": MatrixLike, **hints, "return": result}
     function.__module__ = statistic.__module__
     function.__name__ = function.__qualname__ = _function_name(statistic.__name__)
-    function.__doc__ = _docstring(statistic, f"{result.__name__}, {form}")
+    function.__doc__ = _function_docstring(statistic, f"{result.__name__}, {form}")
     return function
 
 
@@ -62,11 +62,11 @@ def _function_name(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _docstring(statistic: Callable[..., Statistic], result: str) -> str:
+def _function_docstring(statistic: Callable[..., Statistic], result: str) -> str:
     """Return the docstring of a function: the sections of the class that are about a call, and A and the result."""
     summary, *parts = re.split(r"^(\w[\w ]+)\n-{3,}\n", inspect.getdoc(statistic) or "", flags=re.M)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    sections["Parameters"] = _MATRIX + sections.get("Parameters", "")
+    sections["Parameters"] = _MATRIX_DOC + sections.get("Parameters", "")
     sections["Returns"] = result
     told = [f"{summary.strip()} See `{statistic.__name__}`."]
     for title in ("Parameters", "Returns", "Raises", "Examples"):

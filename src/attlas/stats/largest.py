@@ -22,8 +22,8 @@ from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
 from attlas.stats.rows import form_of_rows, zeros_for_rows
 
-_FEW = 128  # how many of the largest are worth keeping in order while a row is read
-_BLOCK = 64  # sorted weights that are summed together before any is looked at alone
+_MOST_IN_ORDER = 128  # how many of the largest are worth keeping in order while a row is read
+_BLOCK_WEIGHTS = 64  # sorted weights that are summed together before any is looked at alone
 
 
 class Largest(NamedTuple):
@@ -111,16 +111,16 @@ class TopK(Statistic):
         found = Largest(found.values, found.indices + at.columns.start)
         if not part.first:
             # Parts of one row share one shift, so that their logits may be compared.
-            found = _join(Largest(carry.values[at.place], carry.indices[at.place]), found, self.k)
+            found = _join_largest(Largest(carry.values[at.place], carry.indices[at.place]), found, self.k)
         elif found.values.shape[-1] < self.k:  # filled up to k places
-            found = _join(Largest(*(t[..., :0] for t in found)), found, self.k)
+            found = _join_largest(Largest(*(t[..., :0] for t in found)), found, self.k)
         carry.values[at.place] = part.as_weights(found.values) if part.last else found.values
         carry.indices[at.place] = found.indices
         return carry
 
     def merge(self, a: Any, b: Any) -> Any:
         """Return the k largest weights of two parts of a row."""
-        return _join(a, b, self.k)
+        return _join_largest(a, b, self.k)
 
     def finish(self, carry: Any) -> Any:
         name_unseen(carry.indices)
@@ -139,9 +139,9 @@ class TopK(Statistic):
         return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        # The kernels keep up to `_FEW` weights of a row in order.
+        # The kernels keep up to `_MOST_IN_ORDER` weights of a row in order.
         self._check_fits(problem)
-        return {"largest": self.k} if self.k <= _FEW else None
+        return {"largest": self.k} if self.k <= _MOST_IN_ORDER else None
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
         return Largest(results["top_values"], results["top_keys"])
@@ -175,7 +175,7 @@ def _largest_logits(part: Part, k: int) -> Largest:
     return Largest(values, columns.gather(-1, order))
 
 
-def _join(left: Largest, right: Largest, k: int) -> Largest:
+def _join_largest(left: Largest, right: Largest, k: int) -> Largest:
     """Return the k largest of two sets of largest numbers; index -1 where there are fewer."""
     values, indices = (torch.cat(pair, dim=-1) for pair in zip(left, right, strict=True))
     missing = k - values.shape[-1]
@@ -396,18 +396,18 @@ class Coverage(Statistic):
         return torch.zeros(shape, dtype=torch.int64, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        ordered = _ascending(part)
+        ordered = _ascending_weights(part)
         # The number of smallest weights that may be left out: first in blocks, then within one block.
-        blocks = ordered.unflatten(-1, (-1, _BLOCK))
+        blocks = ordered.unflatten(-1, (-1, _BLOCK_WEIGHTS))
         mass = blocks.sum(dim=-1).cumsum(dim=-1)
         spare = mass[..., -1:] * self._copies.of(self._left_out, mass.device, mass.dtype)
         # A tolerance of 64 roundings: a share that is met but for the rounding of its sum counts as met.
         spare = spare * (1.0 + 64.0 * torch.finfo(mass.dtype).eps)
         whole = torch.searchsorted(mass, spare, right=True).clamp_(max=mass.shape[-1] - 1)
         before = torch.nn.functional.pad(mass, (1, 0)).gather(-1, whole)
-        inner = blocks.gather(-2, whole.unsqueeze(-1).expand(*whole.shape, _BLOCK)).cumsum(dim=-1)
+        inner = blocks.gather(-2, whole.unsqueeze(-1).expand(*whole.shape, _BLOCK_WEIGHTS)).cumsum(dim=-1)
         within = (inner + before.unsqueeze(-1) <= spare.unsqueeze(-1)).sum(dim=-1)
-        carry[at.place] = ordered.shape[-1] - whole * _BLOCK - within
+        carry[at.place] = ordered.shape[-1] - whole * _BLOCK_WEIGHTS - within
         return carry
 
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
@@ -426,10 +426,10 @@ def _is_share(level: object) -> bool:
     return isinstance(level, int | float) and not isinstance(level, bool) and 0.0 < level <= 1.0
 
 
-def _ascending(part: Part) -> Tensor:
+def _ascending_weights(part: Part) -> Tensor:
     """Return the sorted weights of each row, with zeros in front up to a whole number of blocks."""
     c = part.shape[3]
-    zeros = -c % _BLOCK
+    zeros = -c % _BLOCK_WEIGHTS
     ordered = part.space.take("ordered", (*part.shape[:3], zeros + c))
     ordered[..., :zeros] = 0.0
     ordered[..., zeros:] = part.weights

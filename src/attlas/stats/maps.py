@@ -70,7 +70,7 @@ class KeyMaps(Statistic):
         self.keys, self.queries = tuple(given), queries
 
     @public("KeyMaps()")
-    def _bands(self, problem: Problem) -> tuple[Bands, Bands, list[int]]:
+    def _query_and_key_bands(self, problem: Problem) -> tuple[Bands, Bands, list[int]]:
         """Return a band for each query and for each key, and the band of each of `keys`."""
         m, n = problem.shape[2:]
         rows = place_span("queries", self.queries, m, "queries")
@@ -86,18 +86,18 @@ class KeyMaps(Statistic):
         rows = place_span("queries", self.queries, problem.shape[2], "queries")
         return TensorForm((*problem.shape[:2], len(rows), len(self.keys)), problem.dtype)
 
-    def start(self, problem: Problem) -> _Maps:
-        return _Maps(*self._bands(problem), problem)
+    def start(self, problem: Problem) -> _MapSums:
+        return _MapSums(*self._query_and_key_bands(problem), problem)
 
-    def step(self, carry: _Maps, part: Part, at: Tile) -> _Maps:
+    def step(self, carry: _MapSums, part: Part, at: Tile) -> _MapSums:
         carry.add(part, at)
         return carry
 
-    def merge(self, a: _Maps, b: _Maps) -> _Maps:
+    def merge(self, a: _MapSums, b: _MapSums) -> _MapSums:
         a.mass += b.mass
         return a
 
-    def finish(self, carry: _Maps) -> Tensor:
+    def finish(self, carry: _MapSums) -> Tensor:
         return carry.mass.index_select(-1, carry.chosen)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -108,16 +108,16 @@ class KeyMaps(Statistic):
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         # A picture whose blocks are single queries and keys, and what lies between the keys.
-        rows, columns, _ = self._bands(problem)
+        rows, columns, _ = self._query_and_key_bands(problem)
         return {"picture_sum": (rows.edges, columns.edges)} if len(rows) else None
 
-    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _Maps:
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _MapSums:
         carry = self.start(problem)
         carry.mass = results["picture_sum"]
         return carry
 
 
-class _Maps:
+class _MapSums:
     """The mass of each query on each key that is wanted, and on what lies between them."""
 
     def __init__(self, rows: Bands, columns: Bands, chosen: list[int], problem: Problem) -> None:

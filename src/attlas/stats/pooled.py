@@ -21,7 +21,7 @@ from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.functions import function_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, spread_blocks, tile_window
 
-_FEW = 64  # rows whose diagonals are summed together
+_ROWS_AT_ONCE = 64  # rows whose diagonals are summed together
 
 Pool: TypeAlias = Literal["mean", "max"]
 
@@ -87,12 +87,12 @@ class Picture(Statistic):
     def forms(self, problem: Problem) -> TensorForm:
         return TensorForm((*problem.shape[:2], self.height, self.width), problem.dtype)
 
-    def start(self, problem: Problem) -> _Blocks:
-        rows, columns = self._edges(problem)
-        return _Blocks(Bands(rows), Bands(columns), problem)
+    def start(self, problem: Problem) -> _BlockSums:
+        rows, columns = self._block_edges(problem)
+        return _BlockSums(Bands(rows), Bands(columns), problem)
 
     @public("Picture()")
-    def _windows(self, problem: Problem) -> tuple[range, range]:
+    def _shown_rows_and_columns(self, problem: Problem) -> tuple[range, range]:
         """Return the rows and columns that the picture shows; raise where it has more blocks than these."""
         m, n = problem.shape[2:]
         rows = place_span("rows", self.rows, m, "queries")
@@ -106,16 +106,16 @@ class Picture(Statistic):
             raise ShapeError(rule, found, fix, window=given)
         return rows, columns
 
-    def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:
+    def step(self, carry: _BlockSums, part: Part, at: Tile) -> _BlockSums:
         carry.add(part, at, self.pool)
         return carry
 
-    def merge(self, a: _Blocks, b: _Blocks) -> _Blocks:
+    def merge(self, a: _BlockSums, b: _BlockSums) -> _BlockSums:
         a.table = (merge_sums if self.pool == "mean" else keep_larger)(self, a.table, b.table)
         a.cells += b.cells
         return a
 
-    def finish(self, carry: _Blocks) -> Tensor:
+    def finish(self, carry: _BlockSums) -> Tensor:
         """Divide sums by the allowed cells, for a mean; a block without allowed cells is NaN."""
         table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
@@ -125,7 +125,7 @@ class Picture(Statistic):
         # form.
         if self.pool == "max" or interval_of(problem) is None:
             return None
-        cells = cells_of_blocks(problem, self._edges(problem))
+        cells = cells_of_blocks(problem, self._block_edges(problem))
         table = torch.where(cells == 0, 0.0, grad / cells)
         return CellGradient(weights=(partial(spread_blocks, table, self.start(problem).bands),))
 
@@ -133,12 +133,12 @@ class Picture(Statistic):
         # What the kernels compute by themselves where the mask has one run of keys per row.
         if interval_of(problem) is None:
             return None
-        blocks = self._edges(problem)
+        blocks = self._block_edges(problem)
         return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
         # The kernels give sums or maxima of blocks; blocks without an allowed cell become NaN.
-        cells = cells_of_blocks(problem, self._edges(problem))
+        cells = cells_of_blocks(problem, self._block_edges(problem))
         empty = cells == 0
         if self.pool == "mean":
             # Heads that share a mask share the cells: it costs less to mark these than the table.
@@ -147,13 +147,13 @@ class Picture(Statistic):
         some = empty.device.type != "cpu" or bool(empty.any())
         return results["picture_max"].masked_fill(empty, torch.nan) if some else results["picture_max"]
 
-    def _edges(self, problem: Problem) -> Blocks:
+    def _block_edges(self, problem: Problem) -> Blocks:
         """Return the first row and the first column of each block, and the ends."""
-        rows, columns = self._windows(problem)
+        rows, columns = self._shown_rows_and_columns(problem)
         return block_edges(rows, self.height), block_edges(columns, self.width)
 
 
-class _Blocks:
+class _BlockSums:
     """Running sum or maximum of each block of a picture, and the number of its allowed cells."""
 
     def __init__(self, rows: Bands, columns: Bands, problem: Problem) -> None:
@@ -320,18 +320,18 @@ class Offsets(Statistic):
 def _diagonal_sums(x: Tensor) -> Tensor:
     """Sum the diagonals of a tile (..., r, c): shape (..., r + c - 1), from the lower left corner on."""
     r, c = x.shape[-2:]
-    blocks = r // _FEW
-    if blocks < 2 or c <= _FEW:
+    blocks = r // _ROWS_AT_ONCE
+    if blocks < 2 or c <= _ROWS_AT_ONCE:
         return _short_diagonal_sums(x)
-    # The corners of a block cost the square of its rows: so `_FEW` rows at a time. The diagonals of a block begin
-    # `_FEW` places before those of the block above it.
-    whole = _short_diagonal_sums(x[..., : blocks * _FEW, :].unflatten(-2, (blocks, _FEW)))
+    # The corners of a block cost the square of its rows: so `_ROWS_AT_ONCE` rows at a time. The diagonals of a block
+    # begin `_ROWS_AT_ONCE` places before those of the block above it.
+    whole = _short_diagonal_sums(x[..., : blocks * _ROWS_AT_ONCE, :].unflatten(-2, (blocks, _ROWS_AT_ONCE)))
     out = x.new_zeros(*x.shape[:-2], r + c - 1)
     for block in range(blocks):
-        start = r - (block + 1) * _FEW
-        out[..., start : start + _FEW + c - 1] += whole[..., block, :]
-    if r % _FEW:
-        out[..., : r % _FEW + c - 1] += _short_diagonal_sums(x[..., blocks * _FEW :, :])
+        start = r - (block + 1) * _ROWS_AT_ONCE
+        out[..., start : start + _ROWS_AT_ONCE + c - 1] += whole[..., block, :]
+    if r % _ROWS_AT_ONCE:
+        out[..., : r % _ROWS_AT_ONCE + c - 1] += _short_diagonal_sums(x[..., blocks * _ROWS_AT_ONCE :, :])
     return out
 
 

@@ -337,23 +337,23 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
-class _Rows(NamedTuple):
+class _RowMoments(NamedTuple):
     """Count, mean and sum of squared deviations of the logits of rows; those of two sets of keys can be joined."""
 
     keys: Tensor
     mean: Tensor
     squares: Tensor
 
-    def join(self, other: _Rows) -> _Rows:
+    def join(self, other: _RowMoments) -> _RowMoments:
         """Return the moments over the keys of both, by Chan's formula."""
         keys = self.keys + other.keys
         share = other.keys / keys.clamp(min=1.0)
         delta = other.mean - self.mean
         squares = self.squares + other.squares + delta.square() * self.keys * share
-        return _Rows(keys, self.mean + delta * share, squares)
+        return _RowMoments(keys, self.mean + delta * share, squares)
 
 
-class _Prefix:
+class _PrefixScatter:
     """Mean and scatter matrix of keys 0 to `known`, for the heads of one tile; it grows as rows see more keys.
 
     The scatter matrix is ``Σ_j (k_j - mean) (k_j - mean)ᵀ``; heads that share keys have copies of it.
@@ -366,21 +366,21 @@ class _Prefix:
         self.known = 0
         self.mean = self.scatter = dot.k.new_zeros(())
 
-    def rows(self, at: Tile, keys: int) -> _Rows:
+    def rows(self, at: Tile, keys: int) -> _RowMoments:
         """Return the moments of the logits of some rows over the first keys: q·mean(k) and qᵀ Cov(k) q."""
         if self.heads != (at.batches, at.heads) or self.known > keys:  # other heads, or fewer keys: start again
             self.heads, self.known = (at.batches, at.heads), 0
         if self.known < keys:
-            self._grow(at, keys)
+            self._add_keys_up_to(at, keys)
         b, h, r = at.place
         q = self.dot.q[b, h, r].to(at.dtype) * self.dot.scale
         mean = torch.matmul(q, self.mean.unsqueeze(-1)).squeeze(-1)
         if self.dot.row is not None:
             mean = mean + self.dot.row[b, h, r].to(at.dtype)
         squares = (torch.matmul(q, self.scatter) * q).sum(dim=-1).clamp_(min=0.0)
-        return _Rows(torch.full_like(mean, float(keys)), mean, squares)
+        return _RowMoments(torch.full_like(mean, float(keys)), mean, squares)
 
-    def _grow(self, at: Tile, keys: int) -> None:
+    def _add_keys_up_to(self, at: Tile, keys: int) -> None:
         """Take the keys from `known` up to `keys` into the mean and the scatter matrix, for the heads of a tile."""
         batches, key_heads = at.place[0], slice(at.heads.start // self.group, -(-at.heads.stop // self.group))
         k = self.dot.k[batches, key_heads, self.known : keys].to(at.dtype)
@@ -439,22 +439,24 @@ class LogitMoments(Statistic):
         form: Any = form_of_rows(problem)
         return Moments(form, form)
 
-    def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
+    def start(self, problem: Problem) -> tuple[_RowMoments, _PrefixScatter | None]:
         # The state before any part.
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
         # The moments of a plain dot product follow from the mean and scatter of the keys; those of a sum with a bias,
         # or of a capped score, need every cell.
         has_closed_form = dot is not None and dot.bias is None and not dot.cap and problem.has_finite_logits
-        prefix = _Prefix(dot, problem.group) if dot is not None and has_closed_form else None
-        keys, mean, squares = (zeros_for_rows(problem) for _ in _Rows._fields)
-        return _Rows(keys, mean, squares), prefix
+        prefix = _PrefixScatter(dot, problem.group) if dot is not None and has_closed_form else None
+        keys, mean, squares = (zeros_for_rows(problem) for _ in _RowMoments._fields)
+        return _RowMoments(keys, mean, squares), prefix
 
-    def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
+    def step(
+        self, carry: tuple[_RowMoments, _PrefixScatter | None], part: Part, at: Tile
+    ) -> tuple[_RowMoments, _PrefixScatter | None]:
         # Join the moments of each run of allowed columns: by the closed form where it begins at key 0, else from the
         # tile.
         rows, prefix = carry
-        state = _Rows(*(t[at.place].clone() for t in rows))
+        state = _RowMoments(*(t[at.place].clone() for t in rows))
         # Logits that are replayed for a gradient have a graph, and q and k have none.
         prefix = None if isinstance(part.problem.score, TensorBias) else prefix
         for columns, cells in part.visible_columns:
@@ -467,11 +469,11 @@ class LogitMoments(Statistic):
             t[at.place] = rows_of_tile
         return carry
 
-    def merge(self, a: tuple[_Rows, Any], b: tuple[_Rows, Any]) -> tuple[_Rows, Any]:
+    def merge(self, a: tuple[_RowMoments, Any], b: tuple[_RowMoments, Any]) -> tuple[_RowMoments, Any]:
         # The prefix holds keys and no rows: either will do.
         return a[0].join(b[0]), a[1]
 
-    def finish(self, carry: tuple[_Rows, _Prefix | None]) -> Moments:
+    def finish(self, carry: tuple[_RowMoments, _PrefixScatter | None]) -> Moments:
         rows, _ = carry
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
@@ -495,13 +497,13 @@ class LogitMoments(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
 
-    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[_RowMoments, None] | None:
         # The kernels give no count of keys: the mask must tell it.
         runs = interval_of(problem)
         if runs is None:
             return None
         keys = (runs[1] - runs[0]).to(results["mean"]).expand_as(results["mean"])
-        return _Rows(keys, results["mean"], results["variance"] * keys), None
+        return _RowMoments(keys, results["mean"], results["variance"] * keys), None
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Moments:
         return Moments(results["mean"], results["variance"])
@@ -513,7 +515,7 @@ def _at_largest(grad: Tensor, part: Part) -> Tensor:
     return hit * (grad[part.at.place] / hit.sum(dim=-1)).unsqueeze(-1)
 
 
-def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
+def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _RowMoments:
     """Return the moments of a part's logits over some of its columns, from the tile."""
     x = part.shifted[..., columns.start : columns.stop]
     if not part.problem.has_finite_logits:
@@ -530,7 +532,7 @@ def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
         squares = deviation.square().sum(dim=-1)
     else:  # one pass; its second derivative at 0 would be NaN
         squares = torch.linalg.vector_norm(deviation, dim=-1).square()
-    return _Rows(count, torch.where(count == 0, 0.0, mean + part.shift), squares)
+    return _RowMoments(count, torch.where(count == 0, 0.0, mean + part.shift), squares)
 
 
 class Pooled(Statistic):

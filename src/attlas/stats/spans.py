@@ -73,7 +73,7 @@ class Bands:
         return len(self.edges) - 1
 
     @cached_property
-    def _table(self) -> tuple[Tensor, DeviceCopies]:
+    def _edges_with_copies(self) -> tuple[Tensor, DeviceCopies]:
         """The edges as a tensor on the CPU, with their copies on other devices."""
         return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
 
@@ -90,10 +90,10 @@ class Bands:
         if places not in self._known:
             if len(self._known) > _KNOWN_RUNS:  # the columns of a pass repeat, its rows do not
                 self._known.clear()
-            self._known[places] = list(self._divide(places))
+            self._known[places] = list(self._runs_of_bands(places))
         return self._known[places]
 
-    def _divide(self, places: range) -> Iterator[tuple[int, int, range]]:
+    def _runs_of_bands(self, places: range) -> Iterator[tuple[int, int, range]]:
         """Yield first band, number of bands and places: of adjacent whole bands of one size, or of one band."""
         edges, at = self.edges, places.start
         band = bisect_right(edges, at) - 1
@@ -134,7 +134,7 @@ class Bands:
     def sizes(self, places: range, device: torch.device | None = None) -> Tensor:
         """Return how many of `places` lie in each band that they touch, as int64 on a device, by default the CPU."""
         if device is not None and device.type != "cpu":
-            touched, (edges, copies) = self.touched(places), self._table
+            touched, (edges, copies) = self.touched(places), self._edges_with_copies
             return copies.of(edges, device)[touched.start : touched.stop + 1].clamp(places.start, places.stop).diff()
         sizes = [len(run) // count for _, count, run in self.runs(places) for _ in range(count)]
         return torch.tensor(sizes, device="cpu")
@@ -201,22 +201,22 @@ class Spans(Statistic):
         return TensorForm((*problem.shape[:2], len(self.rows), len(self.columns)), problem.dtype)
 
     @public("Spans()")
-    def start(self, problem: Problem) -> _Pieces:
+    def start(self, problem: Problem) -> _PieceMass:
         # Positions of the spans in this matrix, and room for the mass of their pieces.
         m, n = problem.shape[2:]
         rows = [place_span(f"rows[{i}]", span, m, "queries") for i, span in enumerate(self.rows)]
         columns = [place_span(f"columns[{i}]", span, n, "keys") for i, span in enumerate(self.columns)]
-        return _Pieces(rows, columns, problem)
+        return _PieceMass(rows, columns, problem)
 
-    def step(self, carry: _Pieces, part: Part, at: Tile) -> _Pieces:
+    def step(self, carry: _PieceMass, part: Part, at: Tile) -> _PieceMass:
         carry.add(part, at)
         return carry
 
-    def merge(self, a: _Pieces, b: _Pieces) -> _Pieces:
+    def merge(self, a: _PieceMass, b: _PieceMass) -> _PieceMass:
         a.mass += b.mass
         return a
 
-    def finish(self, carry: _Pieces) -> Tensor:
+    def finish(self, carry: _PieceMass) -> Tensor:
         """Sum the pieces that belong to each pair of spans."""
         left, right = carry.memberships(self.mean)
         return torch.matmul(torch.matmul(left, carry.mass), right.mT)
@@ -235,13 +235,13 @@ class Spans(Statistic):
             return None
         return {"picture_sum": (rows.edges, columns.edges)}
 
-    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _Pieces:
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _PieceMass:
         carry = self.start(problem)
         carry.mass = results["picture_sum"]
         return carry
 
 
-class _Pieces:
+class _PieceMass:
     """The mass of each piece of rows on each piece of columns; pieces lie between neighbouring ends of spans."""
 
     def __init__(self, rows: list[range], columns: list[range], problem: Problem) -> None:
@@ -271,10 +271,10 @@ class _Pieces:
 
         With `mean`, those of rows are divided by the number of the span's rows.
         """
-        left = _membership(self.rows, self.bands[0], self.mass.dtype)
+        left = _span_membership(self.rows, self.bands[0], self.mass.dtype)
         if mean:
             left /= left.new_tensor([max(len(span), 1) for span in self.rows]).unsqueeze(-1)
-        right = _membership(self.columns, self.bands[1], self.mass.dtype)
+        right = _span_membership(self.columns, self.bands[1], self.mass.dtype)
         return to_device(left, self.mass.device), to_device(right, self.mass.device)
 
 
@@ -304,7 +304,7 @@ def _cut_at_ends(spans: list[range]) -> Bands:
     return Bands(edges or [0])  # spans without a cell make no band
 
 
-def _membership(spans: list[range], bands: Bands, dtype: torch.dtype) -> Tensor:
+def _span_membership(spans: list[range], bands: Bands, dtype: torch.dtype) -> Tensor:
     """Return a matrix (spans, pieces), on the CPU: 1 where a piece belongs to a span, else 0."""
     edges = torch.tensor(bands.edges, device="cpu")
     ends = torch.tensor([(span.start, span.stop) for span in spans], dtype=torch.int64, device="cpu")

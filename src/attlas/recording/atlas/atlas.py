@@ -165,7 +165,7 @@ class Atlas:
 
     def layers(self, kind: str | None = None) -> list[int]:
         """Return the numbers of the recorded layers of a kind, the main one by default, ascending."""
-        name = self._main() if kind is None else kind
+        name = self._main_kind() if kind is None else kind
         return sorted({entry.layer for entry in self.entries if entry.kind == name})
 
     @property
@@ -196,10 +196,10 @@ class Atlas:
         >>> Atlas([entry], details={"layer_counts": {"self": 5}}).missing_layers()
         [0, 1, 2, 4]
         """
-        name = self._main() if kind is None else kind
+        name = self._main_kind() if kind is None else kind
         return sorted(layers_of(self.details, name, self.kinds) - {*self.layers(name)})
 
-    def _main(self) -> str:
+    def _main_kind(self) -> str:
         """Return the main kind of attention, which a plain number of a layer means."""
         return (*self.kinds, "self")[0]
 
@@ -240,7 +240,7 @@ class Atlas:
                 rule = "an attention is named by its layer or its path, and a pass by its number."
                 fix = 'atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.'
                 raise DtypeError(rule, kind(part), fix, key=repr(key)[:80])
-        passes = self._passes(name)
+        passes = self._passes_of(name)
         numbers = sorted(entry.call for entry in passes)
         if call < 0 and -call <= len(numbers):
             call = numbers[call]
@@ -251,9 +251,9 @@ class Atlas:
         fix = f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0."
         raise OutOfRangeError("the second number names a pass of the layer.", found, fix, key=repr(key))
 
-    def _passes(self, name: int | str) -> list[Entry]:
+    def _passes_of(self, name: int | str) -> list[Entry]:
         """Return all passes of the attention that a layer or a path names."""
-        family, number = self._main(), name
+        family, number = self._main_kind(), name
         if isinstance(name, str):
             family, _, digits = name.rpartition(".")
             number = int(digits) if family in KINDS and digits.removeprefix("-").isdecimal() else name
@@ -266,19 +266,19 @@ class Atlas:
         if passes:
             return passes
         rule = "there must be such an attention in the recording."
-        fix = f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`."
-        raise OutOfRangeError(rule, self._contents(), fix, key=repr(name)[:80], where="atlas[...]")
+        fix = f"atlas[{self._example_key()}]" if self.entries else "run the model inside `with attlas.record(model)`."
+        raise OutOfRangeError(rule, self._contents_in_words(), fix, key=repr(name)[:80], where="atlas[...]")
 
-    def _example(self) -> str:
+    def _example_key(self) -> str:
         """Return a key of the first entry, as a user types it."""
         entry = self.entries[0]
-        return str(entry.layer) if entry.kind == self._main() else repr(entry.path)
+        return str(entry.layer) if entry.kind == self._main_kind() else repr(entry.path)
 
-    def _contents(self) -> str:
+    def _contents_in_words(self) -> str:
         """Return in words the layers of each kind and the first modules, for an error."""
         if not self.entries:
             return "an empty atlas"
-        parts = [f"{name}: {_layers(self.layers(name))}" for name in self.kinds]
+        parts = [f"{name}: {_layers_in_words(self.layers(name))}" for name in self.kinds]
         return "; ".join([*parts, f"modules {listed(dict.fromkeys(entry.name for entry in self.entries))}"])
 
     @public("atlas.mean()")
@@ -571,7 +571,7 @@ class Atlas:
         >>> Atlas([entry]).has_text(entry), Atlas([entry], details={"first_calls": {"attn": 1}}).has_text(entry)
         (True, False)
         """
-        main = self._main()
+        main = self._main_kind()
         beside = main == "self" and entry.kind in ("cross", "linear")
         return (entry.kind == main or beside) and self._is_of_last_text(entry)
 
@@ -597,9 +597,9 @@ class Atlas:
         ([['ja']], [['yes', '.']])
         """
         known = self.texts if self.has_text(entry) else None
-        if entry.kind in ("self", "linear") or entry.kind == self._main() != "cross":
+        if entry.kind in ("self", "linear") or entry.kind == self._main_kind() != "cross":
             return known, known
-        encoder = (self.texts if self._main() == "encoder" else self.encoder_texts) or []
+        encoder = (self.texts if self._main_kind() == "encoder" else self.encoder_texts) or []
         batch, _, _, n = entry.shape
         beams = max(len(encoder) // max(batch, 1), 1)  # a text is there for each beam, and the encoder reads it once
         keys = encoder[::beams]
@@ -735,13 +735,18 @@ class Atlas:
         title = f"Atlas of {self.model}" if self.model else "Atlas"
         if not self.entries:
             return f"{title}: empty"
-        heads, missing = _heads([e for e in self.entries if e.kind == self._main()]), len(self.missing_layers())
-        layers = f"{len(self)} of {len(self) + missing} layers" if missing else _many(str(len(self)), "layer")
-        size = _bytes(sum(entry.nbytes for entry in self.entries))
+        heads, missing = (
+            _heads_in_words([e for e in self.entries if e.kind == self._main_kind()]),
+            len(self.missing_layers()),
+        )
+        layers = (
+            f"{len(self)} of {len(self) + missing} layers" if missing else _count_with_noun(str(len(self)), "layer")
+        )
+        size = _bytes_in_words(sum(entry.nbytes for entry in self.entries))
         batch = len(self.texts or ())
         tokens = "" if self.tokens is None else f", {f'{batch} × ' if batch > 1 else ''}{len(self.tokens):,} tokens"
         lines = [f"{title}: {layers} × {heads}{tokens}, {size}"]
-        lines += [f"  {self._line(name)}" for name in self.kinds]
+        lines += [f"  {self._line_of_kind(name)}" for name in self.kinds]
         lines += [f"  not recorded: {'; '.join(self.unrecorded)}"] if self.unrecorded else []
         statistics = dict.fromkeys(name for entry in self.entries for name in entry.statistics)
         lines += [f"  statistics: {', '.join(statistics)}"] if statistics else []
@@ -754,47 +759,47 @@ class Atlas:
         lines = []
         for name in dict.fromkeys((*self.kinds, *KINDS)):
             for module, places in unrecorded_of(self.details, name):
-                family = "" if name == self._main() else f"{name} "
+                family = "" if name == self._main_kind() else f"{name} "
                 numbers = all(isinstance(place, int) for place in places)
                 what = f"{family}{'layer' if len(places) == 1 else 'layers'} " if numbers else ""
                 lines.append(f"{what}{ranges(places)} ({module})")
         return lines
 
-    def _line(self, name: str) -> str:
+    def _line_of_kind(self, name: str) -> str:
         """Return one line about the attentions of one kind, for `repr`."""
         entries = [entry for entry in self.entries if entry.kind == name]
-        m, n = (_between([entry.shape[axis] for entry in entries]) for axis in (2, 3))
+        m, n = (_extent_in_words([entry.shape[axis] for entry in entries]) for axis in (2, 3))
         passes = max(entry.call for entry in entries) + 1
         kept = sum(entry.matrix is not None for entry in entries)
         keeps = "q and k kept" if kept == len(entries) else "statistics only" if not kept else f"q and k of {kept} kept"
         keeps = "q, k and v kept" if all(entry.values is not None for entry in entries) else keeps
         again = f", {passes} passes" if passes > 1 else ""
-        layers = _layers(self.layers(name))
-        return f"{name}: {layers}, {_heads(entries)}, {m} queries × {n} keys{again}, {keeps}"
+        layers = _layers_in_words(self.layers(name))
+        return f"{name}: {layers}, {_heads_in_words(entries)}, {m} queries × {n} keys{again}, {keeps}"
 
 
-def _many(count: str, name: str) -> str:
+def _count_with_noun(count: str, name: str) -> str:
     """Return a count with its noun: "1 head", "4 heads"."""
     return f"{count} {name}" if count == "1" else f"{count} {name}s"
 
 
-def _heads(entries: list[Entry]) -> str:
+def _heads_in_words(entries: list[Entry]) -> str:
     """Return in words how many heads entries have: "4 heads", "2 to 8 heads"."""
-    return _many(_between([len(entry.heads) for entry in entries]), "head")
+    return _count_with_noun(_extent_in_words([len(entry.heads) for entry in entries]), "head")
 
 
-def _layers(numbers: list[int]) -> str:
+def _layers_in_words(numbers: list[int]) -> str:
     """Return numbers of layers in words, as a range where they are one."""
     return f"{'layer' if len(numbers) == 1 else 'layers'} {ranges(numbers)}"
 
 
-def _between(numbers: list[int]) -> str:
+def _extent_in_words(numbers: list[int]) -> str:
     """Return the smallest and the largest of some numbers in words: "4", or "2 to 8"."""
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _bytes(count: int) -> str:
+def _bytes_in_words(count: int) -> str:
     """Return a number of bytes in words, in the unit that suits it."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):

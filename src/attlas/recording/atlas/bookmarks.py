@@ -16,9 +16,9 @@ from attlas.recording.atlas.serialization import FormatError
 
 BOOKMARKS = "bookmarks.json"
 _FORMAT, _VERSION = "attlas-bookmarks", 1
-_MOST = 500
-_LONGEST = {"name": 200, "at": 4000, "says": 2000}  # characters
-_LARGEST = 1 << 24  # bytes of the file
+_MOST_BOOKMARKS = 500
+_LONGEST_TEXTS = {"name": 200, "at": 4000, "says": 2000}  # characters
+_MOST_FILE_BYTES = 1 << 24  # bytes of the file
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def bookmarks_from(data: Any) -> list[Bookmark]:
     FormatError
         If it describes none.
     """
-    if not isinstance(data, list) or len(data) > _MOST:
-        raise FormatError(f"not a list of at most {_MOST} bookmarks")
+    if not isinstance(data, list) or len(data) > _MOST_BOOKMARKS:
+        raise FormatError(f"not a list of at most {_MOST_BOOKMARKS} bookmarks")
     for each in data:
-        if not isinstance(each, dict) or not {"name", "at"} <= each.keys() <= _LONGEST.keys():
+        if not isinstance(each, dict) or not {"name", "at"} <= each.keys() <= _LONGEST_TEXTS.keys():
             raise FormatError(f"a bookmark has a name, an address (at) and a sentence (says): {str(each)[:60]}")
         for field, value in each.items():
-            if not isinstance(value, str) or len(value) > _LONGEST[field]:
-                raise FormatError(f"{field} of a bookmark is a text of at most {_LONGEST[field]:,} characters")
+            if not isinstance(value, str) or len(value) > _LONGEST_TEXTS[field]:
+                raise FormatError(f"{field} of a bookmark is a text of at most {_LONGEST_TEXTS[field]:,} characters")
     return [Bookmark(**each) for each in data]
 
 
@@ -78,8 +78,8 @@ def read_bookmarks(folder: Path) -> list[Bookmark]:
         if not os.path.lexists(path):
             return []
         size = plain_file_size(path)
-        if size > _LARGEST:
-            raise FormatError(f"{size:,} bytes, more than {_LARGEST:,}")
+        if size > _MOST_FILE_BYTES:
+            raise FormatError(f"{size:,} bytes, more than {_MOST_FILE_BYTES:,}")
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise FormatError(f"JSON, but not of the format {_FORMAT!r}, version {_VERSION}")
@@ -109,7 +109,7 @@ def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark]) -> None:
     content = {"format": _FORMAT, "version": _VERSION, "bookmarks": listed}
     # Half of a surrogate pair, which UTF-8 does not have, becomes \udXXX: an escape of JSON as well.
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    if len(text) > _LARGEST:
-        raise FormatError(f"the bookmarks take {len(text):,} bytes, more than {_LARGEST:,}")
+    if len(text) > _MOST_FILE_BYTES:
+        raise FormatError(f"the bookmarks take {len(text):,} bytes, more than {_MOST_FILE_BYTES:,}")
     with whole_file(path, RecordingError) as unfinished:
         unfinished.write_bytes(text)

@@ -21,10 +21,10 @@ from attlas.recording.atlas.entry import VALUES, Entry
 from attlas.recording.atlas.manifest import FILE, MANIFEST, PICTURE, check_files, errors_name_file, read_manifest
 from attlas.recording.atlas.serialization import FormatError, UserScores, check_type, mask_from, result_from, score_from
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_LARGEST = 1 << 48
+_FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LARGEST_SIZE = 1 << 48
 _MOST_HEADS = 1 << 24  # batches times heads
-_PLAN = Plan()
+_DEFAULT_PLAN = Plan()
 
 
 class Reader:
@@ -91,10 +91,10 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
                 fields[field] = [texts(text, name) for text in check_type(content[name], name, list)]
         fields["ids"] = None if ids is None else reader.take(ids)
         spans = check_type(content.get("spans"), "spans", dict)
-        fields["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}
+        fields["spans"] = {name: _range_ends(span, f"span {name[:60]!r}") for name, span in spans.items()}
         if content.get("images") is not None:
             names = check_type(content["images"], "images", list)
-            fields["images"] = [_picture(folder, name, content["files"]) for name in names]
+            fields["images"] = [_stored_picture(folder, name, content["files"]) for name in names]
         fields["entries"] = []
         seen = set()
         for record in check_type(content.get("entries"), "entries", list):
@@ -110,7 +110,7 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
     return fields
 
 
-def _picture(folder: Path, name: Any, files: Any) -> Tensor | None:
+def _stored_picture(folder: Path, name: Any, files: Any) -> Tensor | None:
     """Return a picture of a folder; None where it was not kept."""
     if name is None:
         return None
@@ -135,24 +135,26 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     if len(shape) != 4 or shape[0] * shape[1] > _MOST_HEADS:
         raise FormatError(f"a matrix of shape {tuple(shape)}")
     four = (shape[0], shape[1], shape[2], shape[3])
-    weights = None if record.get("matrix") is None else _weights(record["matrix"], four, reader, user_scores)
+    weights = (
+        None if record.get("matrix") is None else _weights_from_record(record["matrix"], four, reader, user_scores)
+    )
     matrix = None if weights is None else AttentionMatrix(weights)
     results = check_type(record.get("statistics"), "statistics", dict)
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
-    queries = _pair(record.get("queries"), "queries")
+    queries = _range_ends(record.get("queries"), "queries")
     # Older files have neither masks of queries nor values.
     kept = {name: reader.take(record[name]) for name in ("query_mask", *VALUES) if record.get(name) is not None}
     for field in VALUES:
-        if field in kept and kept[field].dtype not in _FLOATS:
-            raise FormatError(f"{field} {_describe(kept[field])}")
+        if field in kept and kept[field].dtype not in _FLOAT_DTYPES:
+            raise FormatError(f"{field} {_shape_and_dtype(kept[field])}")
     return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, **kept)
 
 
-def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: UserScores) -> Weights:
+def _weights_from_record(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: UserScores) -> Weights:
     """Return the weights that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
     check_type(record, "matrix", dict)
     if "weights" not in record:
-        return _softmax(record, (shape[0], shape[1], shape[2], shape[3]), reader, user_scores)
+        return _softmax_from_record(record, (shape[0], shape[1], shape[2], shape[3]), reader, user_scores)
     name = check_type(record["weights"], "weights", str)
     kind = STORED_KINDS.get(name)
     if kind is None:
@@ -171,7 +173,7 @@ def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: U
         own = sizes(value.get("shape"), "shape")
         if len(own) != 4 or own[0] * own[1] > _MOST_HEADS:
             raise FormatError(f"a matrix of shape {tuple(own)}")
-        return _weights(value.get("matrix"), tuple(own), reader, user_scores)
+        return _weights_from_record(value.get("matrix"), tuple(own), reader, user_scores)
 
     settings = check_type(record.get("settings"), "settings", dict)
     try:
@@ -183,7 +185,7 @@ def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: U
     return weights
 
 
-def _softmax(
+def _softmax_from_record(
     record: dict[str, Any], shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores
 ) -> SoftmaxWeights:
     """Return the softmax weights that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
@@ -193,15 +195,20 @@ def _softmax(
     key_heads = k.shape[1] if k.ndim == 4 else 0
     # Several heads of q may share one of k.
     fits = q.ndim == k.ndim == 4 and tuple(q.shape[:3]) == (batch, heads, m) and (k.shape[0], k.shape[2]) == (batch, n)
-    fits = fits and q.dtype is k.dtype and q.dtype in _FLOATS and (heads % key_heads == 0 if key_heads else heads == 0)
+    fits = (
+        fits
+        and q.dtype is k.dtype
+        and q.dtype in _FLOAT_DTYPES
+        and (heads % key_heads == 0 if key_heads else heads == 0)
+    )
     fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))
     if not fits:
-        raise FormatError(f"q {_describe(q)} and k {_describe(k)} of a matrix of shape {shape}")
+        raise FormatError(f"q {_shape_and_dtype(q)} and k {_shape_and_dtype(k)} of a matrix of shape {shape}")
     # Files of version 1 have it in the dtype of the weights; where that is too coarse it is computed again.
     if tuple(lse.shape) != (batch, heads, m) or lse.dtype not in (torch.float64, accumulation_dtype(q.dtype)):
-        raise FormatError(f"lse {_describe(lse)} of a matrix of shape {shape} and q {_describe(q)}")
+        raise FormatError(f"lse {_shape_and_dtype(lse)} of a matrix of shape {shape} and q {_shape_and_dtype(q)}")
     if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):
-        raise FormatError(f"sink {_describe(sink)} of {heads} heads")
+        raise FormatError(f"sink {_shape_and_dtype(sink)} of {heads} heads")
     batch_ids, head_ids = (
         torch.tensor(sizes(record.get(key), key), dtype=torch.int64) for key in ("batch_ids", "head_ids")
     )
@@ -212,7 +219,7 @@ def _softmax(
     partial, weighted = (check_type(record.get(name, False), name, bool) for name in ("partial", "weighted"))
     problem = Problem(q, k, score, mask, sink, (batch_ids, head_ids), partial=partial)
     _check_corners(problem)
-    return SoftmaxWeights(problem, _PLAN, lse, are_shares=not weighted)
+    return SoftmaxWeights(problem, _DEFAULT_PLAN, lse, are_shares=not weighted)
 
 
 @torch.no_grad()
@@ -221,7 +228,7 @@ def _check_corners(problem: Problem) -> None:
     *_, m, n = problem.shape
     if 0 in problem.shape:
         return
-    b, h = (_extremes(ids) for ids in (problem.batch_ids, problem.head_ids))
+    b, h = (_extreme_indices(ids) for ids in (problem.batch_ids, problem.head_ids))
     rows, columns = (torch.tensor(sorted({0, size - 1})) for size in (m, n))
     at = problem.tile(range(len(b)), range(len(h)), range(len(rows)), range(len(columns)),
                       row_index=rows, column_index=columns)  # fmt: skip
@@ -239,19 +246,19 @@ def _check_corners(problem: Problem) -> None:
         raise FormatError(f"a mask of shape {tuple(allowed.shape)} for a tile of {at.shape}")
 
 
-def _extremes(ids: Tensor) -> Tensor:
+def _extreme_indices(ids: Tensor) -> Tensor:
     """Return the indices of the smallest and largest number, and the first and last index; ascending, each once."""
     return torch.tensor(sorted({0, len(ids) - 1, int(ids.argmin()), int(ids.argmax())}))
 
 
-def _describe(t: Tensor) -> str:
+def _shape_and_dtype(t: Tensor) -> str:
     """Return shape and dtype of a tensor in words, for an error."""
     return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 
 def check_size(value: Any, name: str) -> int:
     """Return a whole number that is not negative, or raise a FormatError."""
-    if check_type(value, name, int) < 0 or value > _LARGEST:
+    if check_type(value, name, int) < 0 or value > _LARGEST_SIZE:
         raise FormatError(f"{name} = {str(value)[:60]}")
     return int(value)
 
@@ -266,7 +273,7 @@ def texts(value: Any, name: str) -> list[str]:
     return [check_type(text, name, str) for text in check_type(value, name, list)]
 
 
-def _pair(value: Any, name: str) -> tuple[int, int]:
+def _range_ends(value: Any, name: str) -> tuple[int, int]:
     """Return the first position of a range and the one after its last, or raise a FormatError."""
     pair = sizes(value, name)
     if len(pair) != 2 or pair[0] > pair[1]:

@@ -196,7 +196,7 @@ class Entry:
         rule, fix = "the norms of the values must have been recorded.", 'record(model, values=True), or values="norms".'
         if output and self.value_norms is not None:
             rule, fix = "the output projection of the layer must be known.", "value_weighted(output=False)"
-        raise RecordingError(rule, f"no {field}", fix, entry=self._label)
+        raise RecordingError(rule, f"no {field}", fix, entry=self._name_in_words)
 
     @property
     @public("Entry.gated")
@@ -231,12 +231,12 @@ class Entry:
         if gates is None:
             rule = "the gates must have been recorded, in one call of the model outside of a program."
             fix = "record(model, values=True, gates=True)"
-            raise RecordingError(rule, "no gates", fix, entry=self._label)
+            raise RecordingError(rule, "no gates", fix, entry=self._name_in_words)
         if bool(gates.isnan().any()):
             rule = "the output gate must be one factor for each query and head."
             found = "a factor for each channel, or a norm: what reaches the output projection is no matrix times values"
             fix = "entry.matrix @ entry.values is exact before the gate, and so is entry.value_weighted()."
-            raise RecordingError(rule, found, fix, entry=self._label)
+            raise RecordingError(rule, found, fix, entry=self._name_in_words)
         factors = gates.to(matrix.device, matrix.dtype).unsqueeze(-1)
         return AttentionMatrix(Combination([Term(factors, matrix.weights)]), matrix.axes)
 
@@ -258,7 +258,7 @@ class Entry:
         return sum(t.nbytes for t in tensors_in((tokens, self.values_and_norms, self.statistics, self.query_mask)))
 
     @property
-    def _label(self) -> str:
+    def _name_in_words(self) -> str:
         """Kind, layer, module and pass in words, for an error."""
         return f"{self.path} ({self.name}), call {self.call}"
 
@@ -285,7 +285,9 @@ class Entry:
         names = ", ".join(self.statistics) or "no statistic"
         rule = "the weights of a layer are made from its q and k, and these were not kept."
         found = f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics'
-        raise RecordingError(rule, found, 'record with keep="disk" (or "cpu") to keep q and k.', entry=self._label)
+        raise RecordingError(
+            rule, found, 'record with keep="disk" (or "cpu") to keep q and k.', entry=self._name_in_words
+        )
 
 
 def statistic_names(statistics: Iterable[Statistic]) -> list[str]:

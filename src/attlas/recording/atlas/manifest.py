@@ -27,12 +27,12 @@ PICTURE = re.compile(r"image-\d{1,6}\.png")
 # Version 3 is that of folders with weights that are no softmax, version 4 of those with pictures; others stay readable
 # by older versions of attlas.
 _FORMAT, _VERSION, _OF_KINDS, _OF_SOFTMAX = "attlas-atlas", 4, 3, 2
-_LARGEST = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
-_EMPTY = "0" * 64
-_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+_MOST_MANIFEST_BYTES = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
+_EMPTY_DIGEST = "0" * 64
+_DIGEST_FIELD = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 # Errors that reading a changed file may raise.
-_WRONG = (AttlasError, SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError,
-          AttributeError, RecursionError, MemoryError)  # fmt: skip
+_READ_ERRORS = (AttlasError, SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError,
+                ArithmeticError, AttributeError, RecursionError, MemoryError)  # fmt: skip
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str, Written]) -> None:
@@ -41,10 +41,10 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
     listed = {name: {"bytes": written.size, "sha256": written.sha256} for name, written in files.items()}
     kinds = any("weights" in (record.get("matrix") or ()) for record in content.get("entries", ()))
     version = _VERSION if content.get("images") else _OF_KINDS if kinds else _OF_SOFTMAX
-    whole = {"format": _FORMAT, "version": version, "sha256": _EMPTY, **content, "files": listed}
+    whole = {"format": _FORMAT, "version": version, "sha256": _EMPTY_DIGEST, **content, "files": listed}
     text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
     # The first zeros are the checksum's place: it comes before the contents.
-    text = text.replace(_EMPTY.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
+    text = text.replace(_EMPTY_DIGEST.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
     with (folder / MANIFEST).open("xb") as file:
         file.write(text)
         file.flush()
@@ -72,15 +72,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise folder_error(folder, "", rule, found, "the folder that save(), or `attlas record`, has written.")
     with errors_name_file(folder, MANIFEST):
         size = plain_file_size(path)
-        if size > _LARGEST:
-            raise FormatError(f"{size:,} bytes, more than {_LARGEST:,}")
+        if size > _MOST_MANIFEST_BYTES:
+            raise FormatError(f"{size:,} bytes, more than {_MOST_MANIFEST_BYTES:,}")
         text = path.read_bytes()
         if not text.isascii():
             raise FormatError("its text is not the one that attlas wrote, which is ASCII")
-        content = json.loads(text.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        content = json.loads(text.decode("ascii"), object_pairs_hook=_dict_of_unique_pairs, parse_constant=_no_constant)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise FormatError(f"JSON, but not of the format {_FORMAT!r}")
-        version, digest = content.get("version"), _DIGEST.search(text)
+        version, digest = content.get("version"), _DIGEST_FIELD.search(text)
         if type(version) is int and version > _VERSION:
             rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
             raise folder_error(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not known or digest is None:
             raise FormatError(f"format version {str(version)[:60]} without a checksum")
         # The checksum was taken with zeros in its place.
-        blank = text[: digest.start(1)] + _EMPTY.encode() + text[digest.end(1) :]
+        blank = text[: digest.start(1)] + _EMPTY_DIGEST.encode() + text[digest.end(1) :]
         if hashlib.sha256(blank).hexdigest() != content["sha256"]:
             raise FormatError("a checksum that is not that of its text: it was changed, or cut off")
         return content
@@ -139,7 +139,7 @@ def errors_name_file(folder: Path, file: str) -> Iterator[None]:
         yield
     except RecordingError:
         raise
-    except _WRONG as error:
+    except _READ_ERRORS as error:
         text = str(error)
         if isinstance(error, AttlasError):
             text = error.found or text
@@ -166,7 +166,7 @@ def plain_file_size(path: Path) -> int:
     return status.st_size
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _dict_of_unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs of a JSON object as a dict; raise a FormatError where a name occurs twice."""
     unique = dict(pairs)
     if len(unique) != len(pairs):

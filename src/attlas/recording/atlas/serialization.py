@@ -26,7 +26,7 @@ LoadTensor: TypeAlias = Callable[[Any], Tensor]
 UserScores: TypeAlias = "s.Score | type[s.Score] | Mapping[str, s.Score | type[s.Score]] | None"
 
 _LARGEST_INT = 2**53
-_DEPTH = 200  # scores in scores, masks in masks
+_MOST_NESTED = 200  # scores in scores, masks in masks
 
 
 class FormatError(ValueError):
@@ -39,21 +39,21 @@ def _exported_classes(module: ModuleType, base: Any) -> dict[str, Any]:
     return {name: make for name, make in every.items() if isinstance(make, type) and issubclass(make, base)}
 
 
-_SCORES: dict[str, type[s.Score]] = {
+_SCORE_CLASSES: dict[str, type[s.Score]] = {
     **_exported_classes(s, s.Score),
     "MovedScore": PlacedScore,
     "KeyWeighted": KeyWeighted,
     "StepScore": StepScore,
 }
-_MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
+_MASK_CLASSES: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
 # Version 2 writes these two as it writes a score of the user's own.
 _STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore", "StepScore")
-_TUPLES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
+_TUPLE_CLASSES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
 
 
 def class_named(name: Any) -> type[s.Score | m.Mask] | None:
     """Return the class of a score or a mask of attlas by its name in files; None for classes of the user's own."""
-    return _SCORES.get(name) or _MASKS.get(name)
+    return _SCORE_CLASSES.get(name) or _MASK_CLASSES.get(name)
 
 
 # --------------------------------------------------------------------------------------------------- scores and masks
@@ -66,14 +66,14 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     read.
     """
     name, settings = _file_name(score), settings_of(score)
-    is_ours = type(score) is _SCORES.get(name)
+    is_ours = type(score) is _SCORE_CLASSES.get(name)
     if settings is None:
         return {"class": "own", "name": name}
     data = {key: _plain_data(name, key, value, put, score_spec) for key, value in settings.items()}
     if is_ours and name not in _STORED_LIKE_USER_SCORES:
         return {"class": name} | data
     spec = {"class": name} if is_ours else {"class": "own", "name": name}
-    return spec | {"settings": {key: _tagged(settings[key], data) for key, data in data.items()}}
+    return spec | {"settings": {key: _tagged_setting(settings[key], data) for key, data in data.items()}}
 
 
 def _file_name(score: s.Score) -> str:
@@ -86,7 +86,7 @@ def settings_of(score: s.Score) -> dict[str, Any] | None:
 
     None where there are none. A user's class that only inherits `to_dict` or `stored` from a class of attlas has none.
     """
-    if type(score) is _SCORES.get(_file_name(score)):
+    if type(score) is _SCORE_CLASSES.get(_file_name(score)):
         return score.to_dict()
     own = [kind for kind in type(score).__mro__ if not kind.__module__.startswith("attlas.")]
     return score.to_dict() if any(vars(kind).keys() & {"to_dict", "stored"} for kind in own) else None
@@ -105,7 +105,7 @@ def mask_spec(mask: m.Mask, put: StoreTensor, runs: Callable[[m.Mask], m.Mask]) 
         Finds the runs of a mask for the matrix that it belongs to.
     """
     name = type(mask).__name__
-    settings = mask.to_dict() if type(mask) is _MASKS.get(name) else None
+    settings = mask.to_dict() if type(mask) is _MASK_CLASSES.get(name) else None
     if settings is not None:
         inner = partial(mask_spec, runs=runs)
         return {"class": name} | {key: _plain_data(name, key, value, put, inner) for key, value in settings.items()}
@@ -129,7 +129,7 @@ def _plain_data(name: str, key: str, value: Any, put: StoreTensor, inner: Callab
     raise DtypeError(rule, kind(value), fix, score=name, setting=key, where="save()")
 
 
-def _tagged(original: Any, data: Any) -> Spec:
+def _tagged_setting(original: Any, data: Any) -> Spec:
     """Return the plain data of one setting of a user's own score under a key that says what the setting was.
 
     The key is "t" for a tensor ("learn": whether it is a parameter), "score" for a score, and "plain" for all else.
@@ -139,9 +139,11 @@ def _tagged(original: Any, data: Any) -> Spec:
     return {"score" if isinstance(original, s.Score) else "plain": data}
 
 
-def _untagged(tagged: Any) -> Any:
-    """Return the plain data that `_tagged` has put under a key."""
-    return _get(tagged, next((key for key in ("score", "t") if isinstance(tagged, dict) and key in tagged), "plain"))
+def _untagged_setting(tagged: Any) -> Any:
+    """Return the plain data that `_tagged_setting` has put under a key."""
+    return _required_value(
+        tagged, next((key for key in ("score", "t") if isinstance(tagged, dict) and key in tagged), "plain")
+    )
 
 
 def score_from(spec: Any, take: LoadTensor, user_scores: UserScores = None, depth: int = 0) -> s.Score:
@@ -156,9 +158,9 @@ def score_from(spec: Any, take: LoadTensor, user_scores: UserScores = None, dept
     inner = partial(score_from, take=take, user_scores=user_scores, depth=depth + 1)
     if name == "own":
         return _user_score(spec, take, user_scores, inner)
-    if name not in _SCORES:
+    if name not in _SCORE_CLASSES:
         raise FormatError(f"an unknown score, {name[:60]!r}")
-    return _SCORES[name].from_dict(_settings(spec, take, inner))
+    return _SCORE_CLASSES[name].from_dict(_settings_from_spec(spec, take, inner))
 
 
 def mask_from(spec: Any, take: LoadTensor, depth: int = 0) -> m.Mask:
@@ -170,19 +172,21 @@ def mask_from(spec: Any, take: LoadTensor, depth: int = 0) -> m.Mask:
         If it describes none.
     """
     name = _class_of(spec, depth)
-    if name not in _MASKS:
+    if name not in _MASK_CLASSES:
         raise FormatError(f"an unknown mask, {name[:60]!r}")
-    return _MASKS[name].from_dict(_settings(spec, take, partial(mask_from, take=take, depth=depth + 1)))
+    return _MASK_CLASSES[name].from_dict(
+        _settings_from_spec(spec, take, partial(mask_from, take=take, depth=depth + 1))
+    )
 
 
-def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict[str, Any]:
+def _settings_from_spec(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict[str, Any]:
     """Return the settings that `to_dict` of a score or mask has returned."""
     wrapped = spec.get("settings")
     if not isinstance(wrapped, dict | None):
         raise FormatError(f"settings = {str(wrapped)[:60]}, not an object")
     settings: dict[str, Any] = {}
     for key, data in (spec if wrapped is None else wrapped).items():
-        value = data if wrapped is None else _untagged(data)
+        value = data if wrapped is None else _untagged_setting(data)
         if isinstance(value, dict):
             value = inner(value) if "class" in value else take(value)
         elif isinstance(value, int) and abs(value) > _LARGEST_INT:
@@ -190,7 +194,7 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
         elif isinstance(value, list) or (isinstance(value, float) and not math.isfinite(value)):
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a finite number or a text")
         # "t" marks a tensor, and "learn" whether it was an nn.Parameter.
-        is_parameter = wrapped is not None and "t" in data and check_type(_get(data, "learn"), "learn", bool)
+        is_parameter = wrapped is not None and "t" in data and check_type(_required_value(data, "learn"), "learn", bool)
         settings[key] = nn.Parameter(value) if is_parameter else value
     if wrapped is None:
         del settings["class"]
@@ -199,12 +203,12 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
 
 def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, inner: Callable[[Any], s.Score]) -> s.Score:
     """Return the score that the user has given for a class of their own; raise a RecordingError where none was."""
-    name = check_type(_get(spec, "name"), "name", str)
+    name = check_type(_required_value(spec, "name"), "name", str)
     match = user_scores.get(name) if isinstance(user_scores, Mapping) else user_scores
     if isinstance(match, s.Score) and type(match).__name__ == name:
         return match
     if isinstance(match, type) and match.__name__ == name and "settings" in spec:
-        return match.from_dict(_settings(spec, take, inner))
+        return match.from_dict(_settings_from_spec(spec, take, inner))
     rule = "a score of your own is not stored, and must be given when it is read."
     fix = f"attlas.load(folder, score={name[:60]}()), with the parameters that it had."
     if name == "ScoreMod":
@@ -226,7 +230,7 @@ def result_spec(name: str, result: Any, put: StoreTensor) -> Spec:
     if isinstance(result, Tensor):
         return {"class": "Tensor", "t": put(name, result)}
     if isinstance(result, tuple):
-        named_tuple = _TUPLES.get(type(result).__name__)
+        named_tuple = _TUPLE_CLASSES.get(type(result).__name__)
         label = type(result).__name__ if named_tuple is type(result) else "tuple"
         return {"class": label, "parts": [result_spec(f"{name}.{i}", part, put) for i, part in enumerate(result)]}
     rule = "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored."
@@ -238,16 +242,16 @@ def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:
     """Return the result of a statistic that plain data describes; an unknown named tuple comes back as a tuple."""
     name = _class_of(spec, depth)
     if name == "Tensor":
-        return take(_get(spec, "t"))
-    parts = _get(spec, "parts")
-    if name not in (*_TUPLES, "tuple") or not isinstance(parts, list):
+        return take(_required_value(spec, "t"))
+    parts = _required_value(spec, "parts")
+    if name not in (*_TUPLE_CLASSES, "tuple") or not isinstance(parts, list):
         raise FormatError(f"an unknown result, {name[:60]!r}")
     results = tuple(result_from(part, take, depth + 1) for part in parts)
     if name == "tuple":
         return results
-    if len(results) != len(_TUPLES[name]._fields):
+    if len(results) != len(_TUPLE_CLASSES[name]._fields):
         raise FormatError(f"{len(results)} parts of {name}")
-    return _TUPLES[name](*results)
+    return _TUPLE_CLASSES[name](*results)
 
 
 # --------------------------------------------------------------------------------------------------------- plain data
@@ -262,12 +266,12 @@ def check_type(value: Any, name: str, kind: type) -> Any:
 
 def _class_of(spec: Any, depth: int) -> str:
     """Return the class that plain data names; `depth` is the number of scores, masks or results around it."""
-    if depth > _DEPTH:
-        raise FormatError(f"more than {_DEPTH} parts within parts")
-    return str(check_type(_get(spec, "class"), "class", str))
+    if depth > _MOST_NESTED:
+        raise FormatError(f"more than {_MOST_NESTED} parts within parts")
+    return str(check_type(_required_value(spec, "class"), "class", str))
 
 
-def _get(spec: Any, key: str) -> Any:
+def _required_value(spec: Any, key: str) -> Any:
     """Return a value of plain data by its key, or raise a FormatError."""
     if not isinstance(spec, dict) or key not in spec:
         raise FormatError(f"no {key!r} where there must be one")

@@ -133,7 +133,7 @@ class Writer:
             If it cannot be written.
         """
         self._check_open()
-        record = self._record(entry)
+        record = self._entry_as_record(entry)
         self.flush()
         # Scores of the user are read back as the objects that they are.
         written = entry_from(record, self._reader, _scores_by_class(entry.matrix))
@@ -173,7 +173,7 @@ class Writer:
         _check_unique(entries)
         records = []
         for done, entry in enumerate(entries):
-            records.append(self._finished(entry))
+            records.append(self._record_of_entry(entry))
             if progress is not None:
                 progress(done + 1, len(entries))
         ids = None if facts["ids"] is None else self.put("ids", facts["ids"])
@@ -181,7 +181,7 @@ class Writer:
         self.flush()
         content = {**facts, "ids": ids, "entries": records}
         if facts.get("images"):
-            content["images"] = [self._picture(number, picture) for number, picture in enumerate(facts["images"])]
+            content["images"] = [self._write_picture(number, picture) for number, picture in enumerate(facts["images"])]
         _check_plain(content)
         with self.errors_name_folder():
             write_bookmarks(self.partial, bookmarks)
@@ -198,10 +198,10 @@ class Writer:
             self._check_target()
             replace_folder(self.partial, self.folder)
 
-    def _finished(self, entry: Entry) -> Spec:
+    def _record_of_entry(self, entry: Entry) -> Spec:
         """Return the record of an entry; what of it is not in a file yet is written now."""
         if id(entry) not in self._records:
-            record = self._record(entry)
+            record = self._entry_as_record(entry)
             self.flush()
             return record
         _, record, known = self._records[id(entry)]
@@ -210,7 +210,7 @@ class Writer:
         kept |= {name: result_spec(name, value, self.put) for name, value in new.items()}
         return record | {"statistics": kept}
 
-    def _record(self, entry: Entry) -> Spec:
+    def _entry_as_record(self, entry: Entry) -> Spec:
         """Return an entry as plain data; its tensors go to the next file."""
         record: Spec = {"name": entry.name, "kind": entry.kind}
         record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
@@ -219,33 +219,33 @@ class Writer:
             record["query_mask"] = self.put("query_mask", entry.query_mask)
         record |= {name: self.put(name, t) for name, t in entry.values_and_norms.items()}
         _scores_by_class(entry.matrix)  # raises where they could not be read again
-        record["matrix"] = None if entry.matrix is None else self._weights(entry.matrix.weights)
+        record["matrix"] = None if entry.matrix is None else self._weights_as_record(entry.matrix.weights)
         results = entry.statistics.items()
         record["statistics"] = {name: result_spec(name, result, self.put) for name, result in results}
         return record
 
     @public("save()")
-    def _weights(self, weights: Weights) -> Spec:
+    def _weights_as_record(self, weights: Weights) -> Spec:
         """Return weights as plain data; their tensors go to the next file."""
         if weights.softmax is not None:
-            return self._softmax(weights.softmax)
+            return self._softmax_as_record(weights.softmax)
         settings = weights.to_dict()
         if settings is None or type(weights).__name__ not in STORED_KINDS:
             rule = "weights of this kind are not stored."
             raise DtypeError(rule, weights.description, "save its statistics, or the matrices that it is made of")
-        return {"weights": type(weights).__name__, "settings": self._setting(settings)}
+        return {"weights": type(weights).__name__, "settings": self._setting_as_record(settings)}
 
-    def _setting(self, value: Any) -> Any:
+    def _setting_as_record(self, value: Any) -> Any:
         """Return a setting of weights as plain data."""
         if isinstance(value, Tensor):
             return {"tensor": self.put("setting", value)}
         if isinstance(value, Weights):
-            return {"matrix": self._weights(value), "shape": list(value.shape)}
+            return {"matrix": self._weights_as_record(value), "shape": list(value.shape)}
         if isinstance(value, dict):
-            return {name: self._setting(own) for name, own in value.items()}
-        return list(map(self._setting, value)) if isinstance(value, list) else value
+            return {name: self._setting_as_record(own) for name, own in value.items()}
+        return list(map(self._setting_as_record, value)) if isinstance(value, list) else value
 
-    def _softmax(self, weights: SoftmaxWeights) -> Spec:
+    def _softmax_as_record(self, weights: SoftmaxWeights) -> Spec:
         """Return the problem of a softmax and its log-sum-exp as plain data."""
         problem = weights.problem
         find_runs = partial(self._runs_in, problem)
@@ -285,7 +285,7 @@ class Writer:
             number += 1
             key = f"{name}_{number}"
         self._pending[key] = own
-        return {"file": self._file(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
+        return {"file": self._next_file_name(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
 
     @public("save()")
     def _put_shared(self, name: str, t: Tensor) -> Spec:
@@ -296,7 +296,7 @@ class Writer:
             self._shared[key] = self.put(name, own)
         return self._shared[key] | {"own": list(own.shape), "shape": list(t.shape)}
 
-    def _file(self) -> str:
+    def _next_file_name(self) -> str:
         """Return the name of the next file of tensors."""
         return f"{len(self.files):04d}.safetensors"
 
@@ -304,10 +304,10 @@ class Writer:
         """Write the tensors that are kept to a file of their own."""
         if not self._pending:
             return
-        name, tensors, self._pending = self._file(), self._pending, {}
+        name, tensors, self._pending = self._next_file_name(), self._pending, {}
         self.files[name] = self.write(name, tensors)
 
-    def _picture(self, number: int, picture: Tensor | None) -> str | None:
+    def _write_picture(self, number: int, picture: Tensor | None) -> str | None:
         """Write a picture to a file of its own, and return its name."""
         if picture is None:
             return None
@@ -388,14 +388,14 @@ def _new_partial(folder: Path) -> tuple[Path, int]:
     while True:
         partial = folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")
         partial.mkdir()
-        handle = _lock(partial)
+        handle = _lock_folder(partial)
         if handle is not None and partial.is_dir():
             return partial, handle
         if handle is not None:  # another writer took it for a leftover before it was locked
             os.close(handle)
 
 
-def _lock(partial: Path) -> int | None:
+def _lock_folder(partial: Path) -> int | None:
     """Lock a folder; None where a living process holds it. The system lets go when that process dies."""
     if os.name == "nt":  # which locks no folders
         return os.open(os.devnull, os.O_RDONLY)
@@ -422,7 +422,7 @@ def _clear_leftovers(folder: Path) -> None:
         return
     for leftover in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
         # None where its writer is at work: it holds the lock.
-        handle = _lock(leftover)
+        handle = _lock_folder(leftover)
         if handle is not None:
             shutil.rmtree(leftover, ignore_errors=True)
             os.close(handle)

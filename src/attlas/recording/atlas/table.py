@@ -51,8 +51,8 @@ def records(entries: Iterable[Entry], *, join_steps: bool = False) -> list[Recor
     list of dict
         A statistic that an entry does not have is None.
     """
-    groups = _groups(entries) if join_steps else [[entry] for entry in entries]
-    tables = [(group, _joined([_weighted_columns(entry) for entry in group])) for group in groups]
+    groups = _entries_of_each_text(entries) if join_steps else [[entry] for entry in entries]
+    tables = [(group, _joined_columns([_weighted_columns(entry) for entry in group])) for group in groups]
     names = dict.fromkeys(name for _, columns in tables for name in columns)
     table: list[Record] = []
     for group, columns in tables:
@@ -65,7 +65,7 @@ def records(entries: Iterable[Entry], *, join_steps: bool = False) -> list[Recor
     return table
 
 
-def _groups(entries: Iterable[Entry]) -> list[list[Entry]]:
+def _entries_of_each_text(entries: Iterable[Entry]) -> list[list[Entry]]:
     """Return the entries of each attention whose queries follow each other: the steps of one text."""
     groups: list[list[Entry]] = []
     for entry in entries:
@@ -86,7 +86,7 @@ def _is_next(before: Entry, entry: Entry) -> bool:
     return entry.call == before.call + 1 and entry.queries[0] == before.queries[1]
 
 
-def _joined(tables: list[dict[str, Column]]) -> dict[str, list[float]]:
+def _joined_columns(tables: list[dict[str, Column]]) -> dict[str, list[float]]:
     """Return the columns of entries whose queries follow each other: means over all queries, or the largest."""
     joined = {}
     tables = [table for table in tables if table] or tables  # an entry without a query has no column
@@ -116,7 +116,7 @@ def columns_of(entry: Entry) -> dict[str, list[float]]:
         Columns by name; each list has one number for each recorded head. Statistics that are no number of
         a row or a head (pictures, spans, places) have no column.
     """
-    return _joined([_weighted_columns(entry)])
+    return _joined_columns([_weighted_columns(entry)])
 
 
 def _weighted_columns(entry: Entry) -> dict[str, Column]:
@@ -126,7 +126,7 @@ def _weighted_columns(entry: Entry) -> dict[str, Column]:
     rows = included_rows(entry)
     columns: dict[str, Column] = {}
     for name, result in entry.statistics.items():
-        columns |= _columns(name, result, entry, rows)
+        columns |= _columns_of_statistic(name, result, entry, rows)
     return {
         name: Column(value.cpu().double(), None if weight is None else weight.cpu().double())
         for name, (value, weight) in columns.items()
@@ -178,23 +178,23 @@ def token_records(
         own = position - entry.first_key
         records_of_tokens.append({
             "position": position,
-            "token": _text(queries, position),
+            "token": _token_text(queries, position),
             "entropy": entropy[row],
             "effective_keys": effective[row],
             "top_key": key,
-            "top_token": _text(keys, key),
+            "top_token": _token_text(keys, key),
             "top_weight": weight[row],
             "mass_received": mass[own] if entry.kind != "cross" and 0 <= own < n else None,
         })  # fmt: skip
     return records_of_tokens
 
 
-def _text(tokens: list[str] | None, position: int) -> str | None:
+def _token_text(tokens: list[str] | None, position: int) -> str | None:
     """Return the text of the token at a position; None where it is not known."""
     return tokens[position] if tokens is not None and position < len(tokens) else None
 
 
-def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) -> dict[str, Column]:
+def _columns_of_statistic(name: str, result: Any, entry: Entry, query_mask: Tensor | None) -> dict[str, Column]:
     """Return the columns that one statistic gives, by name, each of shape (heads,); none where it gives none."""
     # `query_mask` has the rows that means include. A number at the end of a name, as in top_k_2, counts statistics of
     # the same class.
@@ -202,47 +202,49 @@ def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) ->
     plain = re.sub(r"_\d+$", "", name)
     if isinstance(result, tuple):
         parts = dict(zip(getattr(result, "_fields", ()), result, strict=False))
-        if plain == "logit_moments" and all(_is(part, rows) for part in parts.values()):
+        if plain == "logit_moments" and all(_is_tensor_of(part, rows) for part in parts.values()):
             prefix = name.replace("logit_moments", "logit")
-            return {f"{prefix}_{part}": _mean(t, query_mask) for part, t in parts.items()}
+            return {f"{prefix}_{part}": _mean_of_queries(t, query_mask) for part, t in parts.items()}
         values = parts.get("values")
         if plain == "top_k" and isinstance(values, Tensor) and values.shape[:-1] == rows:
-            return {f"{name}_mass": _mean(values.sum(-1), query_mask)}
+            return {f"{name}_mass": _mean_of_queries(values.sum(-1), query_mask)}
         return {}
     if not isinstance(result, Tensor) or result.is_complex():
         return {}
-    if plain == "column_mass" and _is(result, (*shape[:2], shape[3])) and shape[3]:
+    if plain == "column_mass" and _is_tensor_of(result, (*shape[:2], shape[3])) and shape[3]:
         share = _first_key_share(result, entry, query_mask)
         return {} if share is None else {name.replace("column_mass", "first_key_mass"): Column(*share)}
     if plain.startswith("column_") or plain in ("arg_max", "head_scores"):
         return {}
     if plain == "coverage" and result.shape[:-1] == rows:
-        return {f"{name}_{level + 1}": _mean(result[..., level], query_mask) for level in range(result.shape[-1])}
-    if not _is(result, rows):
+        return {
+            f"{name}_{level + 1}": _mean_of_queries(result[..., level], query_mask) for level in range(result.shape[-1])
+        }
+    if not _is_tensor_of(result, rows):
         return {}
     if plain == "max_logit":
-        return {name: Column(_masked(result, query_mask, -math.inf).amax((0, 2)), None)}
-    return {name: _mean(result, query_mask)}
+        return {name: Column(_with_rows_masked(result, query_mask, -math.inf).amax((0, 2)), None)}
+    return {name: _mean_of_queries(result, query_mask)}
 
 
-def _is(result: Any, shape: tuple[int, ...]) -> bool:
+def _is_tensor_of(result: Any, shape: tuple[int, ...]) -> bool:
     """Return whether something is a tensor of this shape."""
     return isinstance(result, Tensor) and tuple(result.shape) == shape
 
 
-def _masked(t: Tensor, query_mask: Tensor | None, other: float) -> Tensor:
+def _with_rows_masked(t: Tensor, query_mask: Tensor | None, other: float) -> Tensor:
     """Return row statistics with `other` in the rows that are masked out."""
     return t if query_mask is None else torch.where(query_mask.to(t.device), t, other)
 
 
-def _mean(t: Tensor, query_mask: Tensor | None) -> Column:
+def _mean_of_queries(t: Tensor, query_mask: Tensor | None) -> Column:
     """Return the mean over batch and counted queries of each head, and their number; 0 where no query counts."""
     t = t if has_float64(t.device) else t.cpu()
     if query_mask is None:
         number = torch.full(t.shape[1:2], t.shape[0] * t.shape[2], dtype=torch.float64)
         return Column(t.mean((0, 2), dtype=torch.float64), number)
     number = query_mask.to(t.device).expand(t.shape).sum((0, 2))
-    return Column(_masked(t, query_mask, 0.0).sum((0, 2), dtype=torch.float64) / number.clamp(min=1), number)
+    return Column(_with_rows_masked(t, query_mask, 0.0).sum((0, 2), dtype=torch.float64) / number.clamp(min=1), number)
 
 
 def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -315,9 +317,9 @@ def frame(table: list[Record], library: str) -> Any:
         return table
     rule = f"{library} must be installed to make its data frame."
     module = import_extra(library, rule, f"pip install {library}, or {fix}")
-    return module.DataFrame([{name: _utf8(value) for name, value in record.items()} for record in table])
+    return module.DataFrame([{name: _valid_utf8(value) for name, value in record.items()} for record in table])
 
 
-def _utf8(value: Any) -> Any:
+def _valid_utf8(value: Any) -> Any:
     """Return a text without lone surrogates, which stand for bytes that are no UTF-8: Arrow does not hold them."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from attlas.errors import DtypeError
 
-_SLICE = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
+_SLICE_BYTES = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
 # The names that safetensors gives to dtypes.
-_NAMES = {
+_DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -62,7 +62,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
         total.update(header)
         file.write(header)
         for name in places:
-            for part in _slices(tensors[name]):
+            for part in _byte_slices(tensors[name]):
                 total.update(part)
                 file.write(part)
         file.flush()
@@ -87,7 +87,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int
     for name in order:
         t = tensors[name]
         starts[name], end = offset, offset + t.numel() * t.element_size()
-        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": _DTYPE_NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -103,7 +103,7 @@ def storable(name: str, t: Tensor) -> Tensor:
     DtypeError
         If it is no plain tensor of a dtype that files know.
     """
-    if t.dtype not in _NAMES or t.layout is not torch.strided or t.device.type == "meta":
+    if t.dtype not in _DTYPE_NAMES or t.layout is not torch.strided or t.device.type == "meta":
         rule = "a tensor that is stored must be dense, of real numbers, whole numbers or True and False."
         found = f"{t.dtype} {t.layout}".replace("torch.", "")
         raise DtypeError(rule, found, f"give {name} as float32: t.float().", arguments={name: t})
@@ -117,7 +117,7 @@ def storable(name: str, t: Tensor) -> Tensor:
 def fingerprint(t: Tensor) -> str:
     """Return a text that two tensors share if they hold the same numbers in the same order."""
     total = hashlib.sha256(str(t.dtype).encode())
-    for part in _slices(t):
+    for part in _byte_slices(t):
         total.update(part)
     return total.hexdigest()
 
@@ -128,17 +128,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _slices(t: Tensor) -> Iterator[memoryview]:
+def _byte_slices(t: Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in order, copying at most a slice at a time."""
     if t.numel() == 0:
         return
-    if t.numel() * t.element_size() > _SLICE and t.ndim > 0:
+    if t.numel() * t.element_size() > _SLICE_BYTES and t.ndim > 0:
         if t.shape[0] > 1:
-            step = max(1, t.shape[0] * _SLICE // (t.numel() * t.element_size()))
+            step = max(1, t.shape[0] * _SLICE_BYTES // (t.numel() * t.element_size()))
             for part in t.split(step):
-                yield from _slices(part)
+                yield from _byte_slices(part)
         else:
-            yield from _slices(t[0])
+            yield from _byte_slices(t[0])
         return
     # A view of existing memory as bytes; an axis of size 1 may have any stride, so the strides are given again.
     t = t.cpu().resolve_neg().contiguous()

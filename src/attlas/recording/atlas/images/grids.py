@@ -12,7 +12,7 @@ from torch import Tensor
 IMAGES = "images"  # of the details of an atlas: the grids of its images
 Box: TypeAlias = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
-_LARGEST = 1 << 40
+_LARGEST_SIZE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -138,21 +138,23 @@ def _grids_from(data: Any) -> ImageGrids:
         for each in data["images"]
     )
     tower = None if data["tower"] is None else str(data["tower"])
-    prefix, window = _size(data["prefix"]), _size(data["window"])
+    prefix, window = _checked_size(data["prefix"]), _checked_size(data["window"])
     return ImageGrids(images, tower, prefix, window, bool(data["chunks"]), str(data["why"]))
 
 
 def _tile_from(data: Any) -> Tile:
-    sizes = {name: _size(data[name]) for name in ("rows", "columns", "sequence", "start", "step", "merge", "call")}
-    if not sizes["rows"] * sizes["columns"] or sizes["rows"] * sizes["columns"] > _LARGEST or not sizes["merge"]:
+    sizes = {
+        name: _checked_size(data[name]) for name in ("rows", "columns", "sequence", "start", "step", "merge", "call")
+    }
+    if not sizes["rows"] * sizes["columns"] or sizes["rows"] * sizes["columns"] > _LARGEST_SIZE or not sizes["merge"]:
         raise ValueError("an empty grid")
     top, left, bottom, right = map(float, data["box"])
-    i, j = map(_size, data["at"])
+    i, j = map(_checked_size, data["at"])
     return Tile(**sizes, box=(top, left, bottom, right), at=(i, j), thumbnail=bool(data["thumbnail"]))
 
 
-def _size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _LARGEST:
+def _checked_size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _LARGEST_SIZE:
         raise ValueError(f"{value!r:.60} is no size")
     return value
 

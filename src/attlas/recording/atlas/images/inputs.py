@@ -17,7 +17,7 @@ from attlas.recording.atlas.images.grids import IMAGES, Box, ImageGrid, ImageGri
 from attlas.recording.atlas.images.pictures import pictures_of
 
 # Tokens before the patches, by the type of the vision encoder: a number, or a function of its configuration.
-_PREFIX: dict[str, int | Callable[[Any], int]] = {
+_PREFIX_TOKENS: dict[str, int | Callable[[Any], int]] = {
     "beit": 1,
     "chinese_clip_vision_model": 1,
     "clip_vision_model": 1,
@@ -35,7 +35,7 @@ _PREFIX: dict[str, int | Callable[[Any], int]] = {
 }
 _TWO_TOWERS = ("chinese_clip", "clip", "metaclip_2", "siglip")  # a text and a picture, each for itself
 Size: TypeAlias = tuple[int, int]
-_TENSORS = ("image_grid_thw", "image_sizes")
+_SIZE_ARGUMENTS = ("image_grid_thw", "image_sizes")
 FEATURES = "get_image_features"
 PIXELS = frozenset(("pixel_values", "pixel_values_images", "pixel_values_videos"))
 
@@ -102,7 +102,9 @@ class RecordedImages:
         if pixels is None:
             return
         tensors = {
-            name: arguments[name].detach().clone() for name in _TENSORS if isinstance(arguments.get(name), Tensor)
+            name: arguments[name].detach().clone()
+            for name in _SIZE_ARGUMENTS
+            if isinstance(arguments.get(name), Tensor)
         }
         strategy = arguments.get("vision_feature_select_strategy")
         self._pending = ImageInputs(tuple(pixels.shape), tensors, strategy, self._runs)
@@ -132,22 +134,24 @@ class RecordedImages:
         if not self._kept:
             return None
         try:
-            return _grids(model, self._kept, ids, self._sizes)
+            return _grids_of_inputs(model, self._kept, ids, self._sizes)
         except UnknownGridError as error:
             return ImageGrids(why=str(error))
         except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:  # a configuration of another form
             return ImageGrids(why=f"the configuration of the model does not say them: {error}")
 
 
-def _grids(model: nn.Module, inputs: list[ImageInputs], ids: Tensor | None, sizes: Sequence[Size | None]) -> ImageGrids:
+def _grids_of_inputs(
+    model: nn.Module, inputs: list[ImageInputs], ids: Tensor | None, sizes: Sequence[Size | None]
+) -> ImageGrids:
     config = getattr(model, "config", None)
     family = str(getattr(config, "model_type", "") or type(model).__name__)
     vision = getattr(config, "vision_config", None)
-    if family in _PREFIX:
-        return _encoder(model, config, inputs[-1])
+    if family in _PREFIX_TOKENS:
+        return _grids_of_encoder(model, config, inputs[-1])
     if family in _TWO_TOWERS and vision is not None:
-        return _encoder(model, vision, inputs[-1])
-    if family not in _FAMILIES:
+        return _grids_of_encoder(model, vision, inputs[-1])
+    if family not in _GRIDS_OF_FAMILY:
         raise UnknownGridError(f"attlas does not know how a model of type {family} lays out its patches")
     token = next((t for name in ("image_token_id", "image_token_index") if (t := getattr(config, name, None))), None)
     if ids is None or token is None:
@@ -157,7 +161,7 @@ def _grids(model: nn.Module, inputs: list[ImageInputs], ids: Tensor | None, size
     for beams in (count for count in range(1, len(ids) + 1) if len(ids) % count == 0):
         text = _ImageTokens(ids[::beams], int(token))
         try:
-            found = _FAMILIES[family](config, inputs, text, sizes)
+            found = _GRIDS_OF_FAMILY[family](config, inputs, text, sizes)
             text.check_all_taken()
         except UnknownGridError as error:
             errors.append(error)
@@ -177,7 +181,7 @@ class _ImageTokens:
         self._places = [(row == token).nonzero().flatten().tolist() for row in ids.cpu()]
         self._sequence = self._taken = 0
 
-    def _next(self) -> list[int]:
+    def _take_next_sequence(self) -> list[int]:
         """Return the positions that are left in the first sequence that has some."""
         while self._sequence < len(self._places) and self._taken == len(self._places[self._sequence]):
             self._sequence, self._taken = self._sequence + 1, 0
@@ -185,7 +189,7 @@ class _ImageTokens:
 
     def take(self, count: int) -> tuple[int, int]:
         """Return sequence and position of the first of the next tokens, which stand side by side."""
-        left = self._next()
+        left = self._take_next_sequence()
         if len(left) < count or left[count - 1] - left[0] != count - 1:
             raise UnknownGridError(f"an image of {count} tokens does not fit the image tokens of the text")
         self._taken += count
@@ -193,13 +197,15 @@ class _ImageTokens:
 
     def run(self) -> int:
         """Return how many of the next tokens stand side by side."""
-        left = self._next()
+        left = self._take_next_sequence()
         return next((n for n, (a, b) in enumerate(pairwise(left), 1) if b != a + 1), len(left))
 
     def check_all_taken(self) -> None:
         """Raise where the text has image tokens of no image."""
-        if self._next():
-            raise UnknownGridError(f"the text has {len(self._next())} image tokens more than its images have")
+        if self._take_next_sequence():
+            raise UnknownGridError(
+                f"the text has {len(self._take_next_sequence())} image tokens more than its images have"
+            )
 
 
 def _patch_size(config: Any) -> tuple[int, int]:
@@ -207,12 +213,12 @@ def _patch_size(config: Any) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def _prefix(config: Any) -> int:
+def _prefix_tokens(config: Any) -> int:
     """Return the number of tokens of a vision encoder before its patches."""
     kind = getattr(config, "model_type", "")
-    if kind not in _PREFIX:
+    if kind not in _PREFIX_TOKENS:
         raise UnknownGridError(f"attlas does not know how a vision encoder of type {kind} lays out its patches")
-    count = _PREFIX[kind]
+    count = _PREFIX_TOKENS[kind]
     return count if isinstance(count, int) else int(count(config))
 
 
@@ -226,17 +232,17 @@ def _path_of(model: nn.Module, config: Any) -> str | None:
     return None
 
 
-def _encoder(model: nn.Module, config: Any, inputs: ImageInputs) -> ImageGrids:
+def _grids_of_encoder(model: nn.Module, config: Any, inputs: ImageInputs) -> ImageGrids:
     """Return the grids of a vision encoder that is given whole pictures, and has no text or another one."""
     if len(inputs.pixels) != 4:
         raise UnknownGridError(f"pixel values of shape {inputs.pixels}, not (images, channels, height, width)")
-    (rows, columns), prefix = _patches(inputs.pixels[-2:], config), _prefix(config)
+    (rows, columns), prefix = _patch_rows_and_columns(inputs.pixels[-2:], config), _prefix_tokens(config)
     tile = Tile(rows, columns, start=prefix, call=inputs.run)
     images = tuple(ImageGrid(tower=(replace(tile, sequence=number),)) for number in range(inputs.pixels[0]))
     return ImageGrids(images, tower=_path_of(model, config), prefix=prefix)
 
 
-def _patches(pixels: tuple[int, ...], config: Any) -> tuple[int, int]:
+def _patch_rows_and_columns(pixels: tuple[int, ...], config: Any) -> tuple[int, int]:
     height, width = _patch_size(config)
     return pixels[-2] // height, pixels[-1] // width
 
@@ -244,18 +250,18 @@ def _patches(pixels: tuple[int, ...], config: Any) -> tuple[int, int]:
 def _kept_tokens(config: Any, inputs: ImageInputs) -> int:
     """Return how many tokens before the patches LLaVA gives to the text."""
     strategy = inputs.strategy or config.vision_feature_select_strategy
-    left = _prefix(config.vision_config) - (strategy == "default")
+    left = _prefix_tokens(config.vision_config) - (strategy == "default")
     if left < 0:
         raise UnknownGridError("the text does not get the first patch of the vision encoder")
     return left
 
 
-def _llava(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: Any) -> ImageGrids:
+def _grids_of_llava(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: Any) -> ImageGrids:
     """LLaVA: each image is one grid."""
     images: list[ImageGrid] = []
-    prefix = _prefix(config.vision_config)
+    prefix = _prefix_tokens(config.vision_config)
     for own in inputs:
-        (rows, columns), before = _patches(own.pixels, config.vision_config), _kept_tokens(config, own)
+        (rows, columns), before = _patch_rows_and_columns(own.pixels, config.vision_config), _kept_tokens(config, own)
         for number in range(math.prod(own.pixels[:-3])):
             sequence, start = text.take(before + rows * columns)
             of_text = Tile(rows, columns, sequence, start + before)
@@ -267,33 +273,38 @@ def _llava(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: An
 def _llava_next(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: Any) -> ImageGrids:
     """LLaVA-Next: a thumbnail, then tiles side by side without their padding, with a token at the end of each row."""
     images: list[ImageGrid] = []
-    vision, prefix = config.vision_config, _prefix(config.vision_config)
+    vision, prefix = config.vision_config, _prefix_tokens(config.vision_config)
     side, patch = int(vision.image_size), _patch_size(vision)[0]
     n = side // patch
     for own in inputs:
         before, batch = _kept_tokens(config, own), 0
         for size in own.numbers("image_sizes"):
-            height, width = (length // side for length in _resolution(size, config.image_grid_pinpoints))
-            top, left, box = _unpadded((size[0], size[1]), height * n, width * n)
+            height, width = (length // side for length in _best_resolution(size, config.image_grid_pinpoints))
+            top, left, box = _unpadded_grid((size[0], size[1]), height * n, width * n)
             rows, columns = height * n - 2 * top, width * n - 2 * left
             if before and height * width:  # class tokens of tiles stand among the patches, which are no grid then
                 raise UnknownGridError("the text has the class token of each tile")
             sequence, start = text.take(n * n + rows * (columns + 1))
             thumbnail = Tile(n, n, sequence, start, thumbnail=True)
             tiles = Tile(
-                rows, columns, sequence, start + n * n, step=columns + 1, box=_inner(box, top, left, rows, columns)
+                rows,
+                columns,
+                sequence,
+                start + n * n,
+                step=columns + 1,
+                box=_box_of_patches(box, top, left, rows, columns),
             )
             of_tower = [Tile(n, n, batch, prefix, call=own.run, thumbnail=True)]
             for number in range(height * width):
                 i, j = divmod(number, width)
-                part = _inner(box, i * n, j * n, n, n)
+                part = _box_of_patches(box, i * n, j * n, n, n)
                 of_tower.append(Tile(n, n, batch + 1 + number, prefix, call=own.run, box=part, at=(i, j)))
             images.append(ImageGrid((tiles, thumbnail), (*of_tower[1:], of_tower[0])))
             batch += 1 + height * width
     return ImageGrids(tuple(images), prefix=prefix)
 
 
-def _resolution(size: Sequence[int], choices: Sequence[Sequence[int]]) -> tuple[int, int]:
+def _best_resolution(size: Sequence[int], choices: Sequence[Sequence[int]]) -> tuple[int, int]:
     """Return the resolution in which an image keeps most of its pixels, and of these the one that wastes least."""
     best, found = (-1, 0), (0, 0)
     for height, width in choices:
@@ -303,7 +314,7 @@ def _resolution(size: Sequence[int], choices: Sequence[Sequence[int]]) -> tuple[
     return found
 
 
-def _unpadded(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int, tuple[float, ...]]:
+def _unpadded_grid(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int, tuple[float, ...]]:
     """Return the rows and columns that are cut off at each side, and the edges of the picture in patches.
 
     The edges are top, left, height and width of the picture on the padded canvas.
@@ -318,26 +329,28 @@ def _unpadded(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int,
     return 0, left, (0.0, (columns - real) / 2, float(rows), real)
 
 
-def _inner(picture: tuple[float, ...], top: int, left: int, rows: int, columns: int) -> Box:
+def _box_of_patches(picture: tuple[float, ...], top: int, left: int, rows: int, columns: int) -> Box:
     """Return the box of some patches of a canvas, of which the picture fills a part."""
     y, x, height, width = picture
     return (top - y) / height, (left - x) / width, (top + rows - y) / height, (left + columns - x) / width
 
 
-def _internvl(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: Sequence[Size | None]) -> ImageGrids:
+def _grids_of_internvl(
+    config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: Sequence[Size | None]
+) -> ImageGrids:
     """InternVL: tiles of one size, then a thumbnail where there are several; the text gets merged patches."""
     images: list[ImageGrid] = []
-    vision, prefix = config.vision_config, _prefix(config.vision_config)
+    vision, prefix = config.vision_config, _prefix_tokens(config.vision_config)
     merge = round(1 / config.downsample_ratio)
     for own in inputs:
-        rows, columns = _patches(own.pixels, vision)
+        rows, columns = _patch_rows_and_columns(own.pixels, vision)
         tokens, batch = (rows // merge) * (columns // merge), 0
         while batch < own.pixels[0]:
             count, left = divmod(text.run(), tokens)
             if left or not count or batch + count > own.pixels[0]:
                 raise UnknownGridError(f"{text.run()} image tokens side by side, and {tokens} for each tile")
             sequence, start = text.take(count * tokens)
-            shape = _arrangement(count, sizes[len(images)] if len(images) < len(sizes) else None)
+            shape = _tile_arrangement(count, sizes[len(images)] if len(images) < len(sizes) else None)
             if shape is None:
                 why = f"an image of {count} tiles, whose arrangement the model is not told: record(model, images=[...])"
                 images.append(ImageGrid(why=why))
@@ -356,7 +369,7 @@ def _internvl(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes:
     return ImageGrids(tuple(images), prefix=prefix)
 
 
-def _arrangement(count: int, size: Size | None) -> Size | None:
+def _tile_arrangement(count: int, size: Size | None) -> Size | None:
     """Return rows and columns of the tiles of an image, without its thumbnail; None where they cannot be told."""
     if count == 1:
         return 1, 1
@@ -394,9 +407,9 @@ def _qwen_vl(config: Any, inputs: list[ImageInputs], text: _ImageTokens, sizes: 
     return ImageGrids(tuple(images), window=window, chunks=True)
 
 
-_FAMILIES: dict[str, Callable[[Any, list[ImageInputs], _ImageTokens, Sequence[Size | None]], ImageGrids]] = {
-    "internvl": _internvl,
-    "llava": _llava,
+_GRIDS_OF_FAMILY: dict[str, Callable[[Any, list[ImageInputs], _ImageTokens, Sequence[Size | None]], ImageGrids]] = {
+    "internvl": _grids_of_internvl,
+    "llava": _grids_of_llava,
     "llava_next": _llava_next,
     "qwen2_5_vl": _qwen_vl,
     "qwen2_vl": _qwen_vl,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Query: TypeAlias = "int | slice | range | Sequence[int] | tuple[int, int] | Tensor | Literal['class']"
 Relative: TypeAlias = Literal["ratio", "difference"]
-_CELLS = 1 << 22  # of the matrix that are read at a time
+_CELLS_AT_ONCE = 1 << 22  # of the matrix that are read at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class ImageMap:
         return attlas.pictures.save(self.plot(picture, title=title), path, dpi)
 
 
-class _Place(NamedTuple):
+class _TilePlace(NamedTuple):
     """A tile of an image in one entry: its queries, and the key of each patch; -1 for one that is no key there."""
 
     entry: Entry
@@ -190,11 +190,11 @@ def image_map(
     if grid is not None or tokens is not None:
         places = [_by_hand(entry, query, grid, tokens, sequence)]
     else:
-        tiles = _tiles(atlas, entry, grids, image)
+        tiles = _tiles_of_image(atlas, entry, grids, image)
         in_tower = grids.in_tower(entry.name)
         places = (_places_of_tower if in_tower else _places_of_text)(atlas, entry, grids, tiles, query)
-    heads = range(len(entry.heads)) if head is None else [_index(entry, head)]
-    found = _map_of(places, heads, _threshold(without_sinks))
+    heads = range(len(entry.heads)) if head is None else [_head_index(entry, head)]
+    found = _map_of(places, heads, _sink_threshold(without_sinks))
     pictures = atlas.images
     if grid is None and tokens is None and image < len(pictures):
         found = replace(found, picture=pictures[image])
@@ -211,10 +211,10 @@ def image_map(
         tokens=tokens,
         sequence=sequence,
     )
-    return _relative(found, other, relative)
+    return _relative_map(found, other, relative)
 
 
-def _threshold(without_sinks: bool | float) -> float | None:
+def _sink_threshold(without_sinks: bool | float) -> float | None:
     """Return the mean weight from which a key is a sink; None where sinks stay."""
     usual = attlas.heads.SinkKeys().threshold
     if isinstance(without_sinks, bool):
@@ -225,7 +225,7 @@ def _threshold(without_sinks: bool | float) -> float | None:
     return without_sinks
 
 
-def _index(entry: Entry, head: int) -> int:
+def _head_index(entry: Entry, head: int) -> int:
     if head not in entry.heads:
         fix = f"head {entry.heads[0]}, or None for the mean over the heads."
         raise OutOfRangeError("the head must be one that was recorded.", f"heads {entry.heads}", fix, head=head)
@@ -235,7 +235,7 @@ def _index(entry: Entry, head: int) -> int:
 # ----------------------------------------------------------------------------------------------------- places
 
 
-def _tiles(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, image: int) -> tuple[Tile, ...]:
+def _tiles_of_image(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, image: int) -> tuple[Tile, ...]:
     """Return the tiles of an image whose tokens an entry has; raise where they are not known."""
     why = grids.why
     if not why and not grids.images:
@@ -253,17 +253,17 @@ def _tiles(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, image: int) -> 
     if not why and not tiles:
         why = f"no patch is a token of {entry.path} ({entry.name})"
     if why:
-        raise _unknown(entry, why)
+        raise _unknown_tokens_error(entry, why)
     return tiles
 
 
-def _unknown(entry: Entry, why: str) -> RecordingError:
+def _unknown_tokens_error(entry: Entry, why: str) -> RecordingError:
     rule = "the recording must know which tokens are the patches of the image."
     fix = f'atlas.image_map("{entry.path}", {entry.heads[0]}, query=..., grid=(rows, columns), tokens=(start, stop))'
     return RecordingError(rule, why, fix, entry=f"{entry.path} ({entry.name})")
 
 
-def _by_hand(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) -> _Place:
+def _by_hand(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) -> _TilePlace:
     """Return the place of an image whose grid and tokens the user gives."""
     fix = "grid=(24, 24), tokens=(5, 581)"
     if grid is None or tokens is None:
@@ -279,25 +279,25 @@ def _by_hand(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) 
         raise ShapeError(rule, found, "tokens=(start, start + rows * columns), or a list of positions.")
     check_sequence(sequence, entry.shape[0])
     positions = keys.view(*grid)
-    rows = _rows(entry, sequence, _query_positions(query, [(positions, (0, 0))], entry.queries[1], 0))
-    return _Place(entry, sequence, rows, _keys(entry, positions), Tile(grid[0], grid[1], sequence))
+    rows = _rows_of_positions(entry, sequence, _query_positions(query, [(positions, (0, 0))], entry.queries[1], 0))
+    return _TilePlace(entry, sequence, rows, _keys_of_positions(entry, positions), Tile(grid[0], grid[1], sequence))
 
 
 def _places_of_text(
     atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tiles: Sequence[Tile], query: Query
-) -> list[_Place]:
+) -> list[_TilePlace]:
     """Return the places of the tiles of an image among the tokens of a text; the queries are those of its sequence."""
-    patches = [(tile.positions(), _corner(tiles, tile)) for tile in tiles if not tile.thumbnail]
+    patches = [(tile.positions(), _corner_of_tile(tiles, tile)) for tile in tiles if not tile.thumbnail]
     sequence = tiles[0].sequence
     if max(int(tile.positions()[-1, -1]) for tile in tiles) >= entry.first_key + entry.shape[3]:
-        raise _unknown(entry, f"{entry.shape[3]} keys, which are not those of the whole text")
-    rows = _rows(entry, sequence, _query_positions(query, patches, entry.queries[1], None))
-    return [_Place(entry, sequence, rows, _keys(entry, tile.positions()), tile) for tile in tiles]
+        raise _unknown_tokens_error(entry, f"{entry.shape[3]} keys, which are not those of the whole text")
+    rows = _rows_of_positions(entry, sequence, _query_positions(query, patches, entry.queries[1], None))
+    return [_TilePlace(entry, sequence, rows, _keys_of_positions(entry, tile.positions()), tile) for tile in tiles]
 
 
 def _places_of_tower(
     atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tiles: Sequence[Tile], query: Query
-) -> list[_Place]:
+) -> list[_TilePlace]:
     """Return the places of the tiles of an image in a vision encoder, each with the queries of its own sequence."""
     if grids.chunks:
         return _places_of_chunks(atlas, entry, grids, tiles[0], query)
@@ -306,19 +306,29 @@ def _places_of_tower(
         own = atlas.entry((entry.name, tile.call))
         own.need_matrix()
         if tile.sequence >= own.shape[0] or own.shape[3] != grids.prefix + tile.rows * tile.columns:
-            raise _unknown(
+            raise _unknown_tokens_error(
                 entry, f"{own.shape[3]} keys, {grids.prefix} + {tile.rows} × {tile.columns} tokens of the image"
             )
         positions = tile.positions()
-        patches = [(positions, _corner(tiles, tile))] if not tile.thumbnail or len(tiles) == 1 else []
+        patches = [(positions, _corner_of_tile(tiles, tile))] if not tile.thumbnail or len(tiles) == 1 else []
         asked = _query_positions(query, patches, own.queries[1], 0 if grids.prefix else None, several=len(tiles) > 1)
-        found.append(_Place(own, tile.sequence, _rows(own, tile.sequence, asked), _keys(own, positions), tile))
+        found.append(
+            _TilePlace(
+                own,
+                tile.sequence,
+                _rows_of_positions(own, tile.sequence, asked),
+                _keys_of_positions(own, positions),
+                tile,
+            )
+        )
     if not any(len(place.rows) for place in found):
         raise _no_patch(query, tiles)
     return found
 
 
-def _places_of_chunks(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tile: Tile, query: Query) -> list[_Place]:
+def _places_of_chunks(
+    atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tile: Tile, query: Query
+) -> list[_TilePlace]:
     """Return the place of an image in an encoder that reads one image, or one window, after the other."""
     if not (isinstance(query, tuple) and len(query) == 2):
         rule = "a query of this vision encoder is a patch, by its row and column."
@@ -327,21 +337,23 @@ def _places_of_chunks(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tile
     lengths = [own.shape[3] for own in passes]
     windows = grids.passes(lengths)
     if windows is None:
-        raise _unknown(entry, f"passes of {lengths[:8]} tokens, which are not those of the images")
+        raise _unknown_tokens_error(entry, f"passes of {lengths[:8]} tokens, which are not those of the images")
     positions = tile.positions()
     asked = int(_query_positions(query, [(positions, (0, 0))], 0, None)[0])
     number, token = windows.of_token[asked], windows.place[asked]
     own = passes[number]
     own.need_matrix()
-    return [_Place(own, 0, _rows(own, 0, torch.tensor([token])), windows.keys(positions, number), tile)]
+    return [
+        _TilePlace(own, 0, _rows_of_positions(own, 0, torch.tensor([token])), windows.keys(positions, number), tile)
+    ]
 
 
-def _corner(tiles: Iterable[Tile], tile: Tile) -> tuple[int, int]:
+def _corner_of_tile(tiles: Iterable[Tile], tile: Tile) -> tuple[int, int]:
     """Return row and column of the first patch of a tile among the patches of the picture."""
     return tile.at[0] * tile.rows, tile.at[1] * tile.columns
 
 
-def _keys(entry: Entry, positions: Tensor) -> Tensor:
+def _keys_of_positions(entry: Entry, positions: Tensor) -> Tensor:
     """Return the key of each position; -1 where a sliding cache has dropped it."""
     return (positions - entry.first_key).clamp(min=-1)
 
@@ -417,7 +429,7 @@ def _whole_numbers(name: str, value: Any, stop: int) -> Tensor:
     return found
 
 
-def _rows(entry: Entry, sequence: int, positions: Tensor) -> Tensor:
+def _rows_of_positions(entry: Entry, sequence: int, positions: Tensor) -> Tensor:
     """Return the rows of the matrix that some positions have."""
     first, stop = entry.queries
     if len(positions) and (int(positions.min()) < first or int(positions.max()) >= stop):
@@ -435,7 +447,7 @@ def _rows(entry: Entry, sequence: int, positions: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- weights
 
 
-def _map_of(places: Sequence[_Place], heads: Sequence[int], threshold: float | None) -> ImageMap:
+def _map_of(places: Sequence[_TilePlace], heads: Sequence[int], threshold: float | None) -> ImageMap:
     """Return the map of some tiles: means over the queries and heads, read row by row."""
     read: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
     for place in places:
@@ -450,8 +462,8 @@ def _map_of(places: Sequence[_Place], heads: Sequence[int], threshold: float | N
         weights = torch.zeros(place.keys.shape, dtype=torch.float64) if row is None else row[keys] * share * inside
         parts.append((place.tile, weights))
         marks.append(torch.zeros_like(inside) if sinks is None else sinks[keys] & inside)
-    whole, box = _assembled([part for part in parts if not part[0].thumbnail])
-    left_out, _ = _assembled(
+    whole, box = _joined_tiles([part for part in parts if not part[0].thumbnail])
+    left_out, _ = _joined_tiles(
         [(tile, mark.double()) for (tile, _), mark in zip(parts, marks, strict=True) if not tile.thumbnail]
     )
     dtype = places[0].entry.need_matrix().dtype
@@ -459,11 +471,11 @@ def _map_of(places: Sequence[_Place], heads: Sequence[int], threshold: float | N
     for tile, weights in parts:
         if tile.thumbnail:
             found.append(MapPart("thumbnail", weights.to(dtype), tile.box))
-            whole = whole + _spread(weights, tile.box, whole.shape, box)
+            whole = whole + _on_finer_grid(weights, tile.box, whole.shape, box)
     return ImageMap(whole.to(dtype), tuple(found), box, float(whole.sum()), left_out > 0)
 
 
-def _mean_row(place: _Place, heads: Sequence[int], threshold: float | None) -> tuple[Tensor, Tensor | None]:
+def _mean_row(place: _TilePlace, heads: Sequence[int], threshold: float | None) -> tuple[Tensor, Tensor | None]:
     """Return the mean of some rows over queries and heads, in float64, and which keys were left out of all of them."""
     matrix, total, all_sinks = place.entry.need_matrix().detach(), None, None
     for head in heads:
@@ -472,7 +484,7 @@ def _mean_row(place: _Place, heads: Sequence[int], threshold: float | None) -> t
             own = matrix[place.sequence : place.sequence + 1, head : head + 1]
             sinks = attlas.heads.sink_keys(own, threshold)[0, 0].cpu()
             all_sinks = sinks if all_sinks is None else all_sinks & sinks
-        for rows in place.rows.split(max(_CELLS // max(place.entry.shape[3], 1), 1)):
+        for rows in place.rows.split(max(_CELLS_AT_ONCE // max(place.entry.shape[3], 1), 1)):
             weights = matrix[place.sequence, head, rows.to(matrix.device)].double().cpu()
             if sinks is not None:
                 removed = weights[:, sinks].sum(-1, keepdim=True)
@@ -487,7 +499,7 @@ def _mean_row(place: _Place, heads: Sequence[int], threshold: float | None) -> t
     return mean / (len(heads) * len(place.rows)), all_sinks
 
 
-def _assembled(parts: Sequence[tuple[Tile, Tensor]]) -> tuple[Tensor, Box]:
+def _joined_tiles(parts: Sequence[tuple[Tile, Tensor]]) -> tuple[Tensor, Box]:
     """Return the grid of tiles side by side, and its box on the picture."""
     tile = parts[0][0]
     down, across = (1 + max(part.at[i] for part, _ in parts) for i in (0, 1))
@@ -499,14 +511,14 @@ def _assembled(parts: Sequence[tuple[Tile, Tensor]]) -> tuple[Tensor, Box]:
     return whole, (min(edges[0]), min(edges[1]), max(edges[2]), max(edges[3]))
 
 
-def _spread(weights: Tensor, box: Box, shape: torch.Size, onto: Box) -> Tensor:
+def _on_finer_grid(weights: Tensor, box: Box, shape: torch.Size, onto: Box) -> Tensor:
     """Return weights of a coarse grid on a finer one: each cell gives its weight to the cells that it covers."""
-    down = _covered(weights.shape[0], box[0], box[2], shape[0], onto[0], onto[2])
-    across = _covered(weights.shape[1], box[1], box[3], shape[1], onto[1], onto[3])
+    down = _share_of_cells(weights.shape[0], box[0], box[2], shape[0], onto[0], onto[2])
+    across = _share_of_cells(weights.shape[1], box[1], box[3], shape[1], onto[1], onto[3])
     return down.T @ weights @ across
 
 
-def _covered(count: int, first: float, last: float, cells: int, start: float, stop: float) -> Tensor:
+def _share_of_cells(count: int, first: float, last: float, cells: int, start: float, stop: float) -> Tensor:
     """Return which share of each of `count` intervals lies in each cell, shape (count, cells): rows sum to 1."""
     edges = torch.linspace(first, last, count + 1, dtype=torch.float64)
     onto = torch.linspace(start, stop, cells + 1, dtype=torch.float64)
@@ -518,7 +530,7 @@ def _covered(count: int, first: float, last: float, cells: int, start: float, st
     return torch.where(total > 1e-12, shared / total.clamp(min=1e-300), nearest)
 
 
-def _relative(found: ImageMap, other: ImageMap, relative: Relative) -> ImageMap:
+def _relative_map(found: ImageMap, other: ImageMap, relative: Relative) -> ImageMap:
     """Return a map in relation to another one."""
     if found.weights.shape != other.weights.shape:
         rule, fix = "both recordings must have the picture on the same grid.", "record both with the same picture."

@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind
 
 LONGEST = 1024  # pixels of a side of a picture that is kept
-_CHANNELS = (1, 3, 4)
+_CHANNEL_COUNTS = (1, 3, 4)
 
 
 def picture_of(image: Any) -> Tensor:
@@ -43,9 +43,9 @@ def picture_of(image: Any) -> Tensor:
     t = image.detach().cpu()
     if t.ndim == 2:
         t = t.unsqueeze(-1)
-    if t.ndim == 3 and t.shape[0] in _CHANNELS and t.shape[-1] not in _CHANNELS:
+    if t.ndim == 3 and t.shape[0] in _CHANNEL_COUNTS and t.shape[-1] not in _CHANNEL_COUNTS:
         t = t.permute(1, 2, 0)
-    if t.ndim != 3 or t.shape[-1] not in _CHANNELS or not t.numel():
+    if t.ndim != 3 or t.shape[-1] not in _CHANNEL_COUNTS or not t.numel():
         rule = "a picture must have a height, a width and 1, 3 or 4 channels."
         raise ShapeError(rule, f"shape {tuple(image.shape)}", fix)
     low, high = float(t.min()), float(t.max())
