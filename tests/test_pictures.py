@@ -171,7 +171,9 @@ def test_other_scripts_take_the_font_that_has_them(monkeypatch: pytest.MonkeyPat
     from matplotlib import font_manager
 
     monkeypatch.setattr(
-        pictures.maps, "_drawable", lambda family: frozenset("注意力" if family == "Noto Sans CJK SC" else "abc\u25a1")
+        pictures.maps,
+        "_characters_of_font",
+        lambda family: frozenset("注意力" if family == "Noto Sans CJK SC" else "abc\u25a1"),
     )
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [SimpleNamespace(name="Noto Sans CJK SC")])
     figure = pictures.plot(torch.rand(3, 3), labels=["注意", "力a", "言"])

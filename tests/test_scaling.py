@@ -43,15 +43,15 @@ def test_expected_does_not_depend_on_its_grid(monkeypatch: pytest.MonkeyPatch) -
     from attlas.scaling import gaussian
 
     coarse = [scaling.expected(100, variance) for variance in (0.3, 3.0, 90.0)]
-    monkeypatch.setattr(gaussian, "_STEP", gaussian._STEP / 2)
+    monkeypatch.setattr(gaussian, "_GRID_STEP", gaussian._GRID_STEP / 2)
     monkeypatch.setattr(gaussian, "_STEP_DEVIATIONS", gaussian._STEP_DEVIATIONS / 2)
-    gaussian._integrate.cache_clear()
+    gaussian._expected_quantities.cache_clear()
     for before in coarse:
         after = scaling.expected(100, before.variance)
         assert after.entropy == pytest.approx(before.entropy, abs=2e-7)
         assert after.trace == pytest.approx(before.trace, abs=2e-7)
         assert after.largest == pytest.approx(before.largest, rel=1e-3)
-    gaussian._integrate.cache_clear()
+    gaussian._expected_quantities.cache_clear()
 
 
 def test_expected_goes_on_without_a_step_beyond_its_table() -> None:

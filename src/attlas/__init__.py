@@ -19,14 +19,14 @@ __version__ = "0.1.0"
 # Packages that stood elsewhere before: their old names import the same modules.
 _FORMER_NAMES = {"attlas.atlas": "attlas.recording.atlas"}
 # A function whose package has the same name: the name means the function.
-_FUNCTIONS = {"corpus"}
+_NAMES_OF_FUNCTIONS = {"corpus"}
 
 
-class _Package(ModuleType):
+class _CallablePackage(ModuleType):
     """The type of the package: an import of the package `attlas.corpus` leaves the function `corpus` in its place."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _FUNCTIONS or not isinstance(value, ModuleType):
+        if name not in _NAMES_OF_FUNCTIONS or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 
@@ -59,9 +59,9 @@ class _FormerName:
         module.__spec__ = module.__spec__.loader_state
 
 
-_package = sys.modules[__name__]
-_package.__class__ = _Package
-_MODULES = {module.name for module in pkgutil.iter_modules(__path__)} - _FUNCTIONS
+_this_package = sys.modules[__name__]
+_this_package.__class__ = _CallablePackage
+_SUBMODULES = {module.name for module in pkgutil.iter_modules(__path__)} - _NAMES_OF_FUNCTIONS
 if _FormerName not in sys.meta_path:
     sys.meta_path.insert(0, _FormerName)
 
@@ -83,17 +83,17 @@ def _public_names() -> tuple[list[str], dict[str, str]]:
 
 def __getattr__(name: str) -> object:
     """Return a name that the package does not hold yet: a module of it, or a public name."""
-    if name in _MODULES or f"{__name__}.{name}" in _FORMER_NAMES:
+    if name in _SUBMODULES or f"{__name__}.{name}" in _FORMER_NAMES:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "__all__" or not name.startswith("__"):
         listed, modules = _public_names()
         if name == "__all__":
-            return vars(_package).setdefault(name, listed)
+            return vars(_this_package).setdefault(name, listed)
         if name in modules:
-            return vars(_package).setdefault(name, getattr(importlib.import_module(modules[name]), name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_package)
+            return vars(_this_package).setdefault(name, getattr(importlib.import_module(modules[name]), name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_this_package)
 
 
 def __dir__() -> list[str]:
     """List what the package holds, with what is still to be imported."""
-    return sorted({*vars(_package), *_MODULES, *_public_names()[0]})
+    return sorted({*vars(_this_package), *_SUBMODULES, *_public_names()[0]})

@@ -31,9 +31,9 @@ from attlas.stats import RowMass
 
 __all__ = ["ContractError", "check_mask", "check_score", "check_statistic"]
 
-_CLOSE = 1e-8  # in float64: far above rounding, far below any mistake
+_CLOSE_TOLERANCE = 1e-8  # in float64: far above rounding, far below any mistake
 # Whole, several blocks of rows and of columns, and next to no memory: the result must not depend on it.
-_PLANS = (Plan("tiled"), Plan("tiled", rows=3, columns=4), Plan("tiled", cells=16), Plan())
+_TESTED_PLANS = (Plan("tiled"), Plan("tiled", rows=3, columns=4), Plan("tiled", cells=16), Plan())
 _PLANS_FOR_MASKS = (Plan("tiled"), Plan("tiled", rows=31, columns=47), Plan(rows=64), Plan())
 
 
@@ -61,7 +61,7 @@ class _Contract:
     ) -> None:
         """Raise the error of a rule unless tensors are equal up to rounding; `found` takes the largest difference."""
         error = max((_difference(a, b) for a, b in zip(results, expected, strict=True)), default=0.0)
-        if error > _CLOSE:
+        if error > _CLOSE_TOLERANCE:
             raise self.broken(rule, found.format(f"{error:.2g}"), fix)
 
 
@@ -243,7 +243,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
     for sink in (None, _numbers(3, seed=7)):
         for mask in (None, _some_pairs(), Causal(-3)):
             q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
-            matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
+            matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _TESTED_PLANS}
             _check_results(contract, statistic, matrices, dense, ties=isinstance(mask, Causal))
             # A gradient from next to no memory takes as long as all the others, and one of the six matrices tells.
             hardest = sink is not None and mask is not None and not isinstance(mask, Causal)
@@ -348,7 +348,7 @@ def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix]
     wanted = exact @ v
     slope = _numbers(*wanted.shape, seed=3)  # the gradient of some loss in the output
     gradients = _gradients(wanted, leaves, slope)
-    for plan in _PLANS_FOR_MASKS if score is None else _PLANS:
+    for plan in _PLANS_FOR_MASKS if score is None else _TESTED_PLANS:
         out = make(plan) @ v
         rule = "the output must be that of the definition, whatever the plan."
         fix = "compare A[:, :] with the formula on a small matrix."
@@ -373,7 +373,7 @@ def _compare_gradients(
     """Raise the error of a rule unless each gradient is the expected one, relative to its largest number."""
     for name, a, b in zip(names, results, expected, strict=False):  # the last name is left where there is no sink
         scale = max(1.0, float(b.abs().max()) if b.numel() else 1.0)
-        if (error := _difference(a, b)) > _CLOSE * scale:
+        if (error := _difference(a, b)) > _CLOSE_TOLERANCE * scale:
             raise contract.broken(rule, f"gradient of {name} off by {error:.2g} with {plan}", fix)
 
 

@@ -101,7 +101,7 @@ MASKS = {
     "function and more": lambda: (attlas.from_function(block) & attlas.Causal()) | attlas.Prefix(1),
     "own": Even,
     "runs": lambda: attlas.masks.runs_of(attlas.from_function(block), 2, 4, 6, 9),
-    "bits": lambda: attlas.masks.runs._packed(attlas.from_function(block), 2, 4, 6, 9),
+    "bits": lambda: attlas.masks.runs._packed_bits(attlas.from_function(block), 2, 4, 6, 9),
 }
 
 

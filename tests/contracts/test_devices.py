@@ -18,7 +18,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan, stats
 from attlas.engine.held import parts_and_tensors, tensors_of
-from attlas.masks.custom import _Stored
+from attlas.masks.custom import _StoredCells
 from attlas.masks.placed import Block, Concatenated, OutsideRectangle, Positions, Stacked
 from attlas.masks.runs import Bits, RunPerRow, runs_of
 from attlas.masks.selected import Selected
@@ -71,7 +71,7 @@ def move(device: PretendDevice, score: attlas.Score, mask: Any, *, tables: bool)
     if isinstance(mask, Tensor):
         device.put(mask)
     for part in parts_and_tensors(mask)[0] if isinstance(mask, attlas.Mask) else ():
-        if isinstance(part, _Stored):
+        if isinstance(part, _StoredCells):
             device.put(part.tensor)
         if isinstance(part, Selected):
             device.put(part.entries)

@@ -53,7 +53,7 @@ def test_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(4, (30,))
     A = attlas.attend(torch.randn(3, 30, 8), torch.randn(3, 30, 8), mask=attlas.Causal())
     whole = heads.retrieval_score(A, (3, 12), (14, 29), ids)
-    monkeypatch.setattr("attlas.heads.retrieval._CELLS", 200)
+    monkeypatch.setattr("attlas.heads.retrieval._CELLS_AT_ONCE", 200)
     for a, b in zip(heads.retrieval_score(A, (3, 12), (14, 29), ids), whole, strict=True):
         close(a, b)
 

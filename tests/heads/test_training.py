@@ -93,7 +93,7 @@ def test_entropy_is_that_of_the_dense_rows(make: Callable, kind: str, rows: obje
     if not isinstance(rows, int):
         places = torch.arange(m)[slice(None) if rows is None else rows]
     else:
-        places = heads.EntropyAlarm(rows=rows)._positions(m)
+        places = heads.EntropyAlarm(rows=rows)._sampled_queries(m)
         assert len(places) == min(m, 5)
         assert int(places[-1]) == m - 1
     found = heads.EntropyAlarm(rows=rows).check(case.A)

@@ -51,11 +51,11 @@ FUNCTIONS = [chunks, image_blocks, each_head, late, checkers, nothing]
 @pytest.mark.parametrize("small", [True, False], ids=["bands", "whole"])
 def test_runs_and_bits_allow_the_same_pairs(function, sizes, small, monkeypatch) -> None:
     if small:
-        monkeypatch.setattr(runs, "_CELLS", 100)
+        monkeypatch.setattr(runs, "_PAIRS_AT_ONCE", 100)
     mask = attlas.from_function(function)
     wanted = allowed(mask, *sizes)
     assert torch.equal(allowed(runs_of(mask, *sizes), *sizes), wanted)
-    assert torch.equal(allowed(runs._packed(mask, *sizes), *sizes), wanted)
+    assert torch.equal(allowed(runs._packed_bits(mask, *sizes), *sizes), wanted)
 
 
 @given(st.data())
@@ -79,7 +79,7 @@ def test_any_tile_of_any_mask(data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", ["runs", "bits"])
 def test_contract_of_masks(kind) -> None:
     mask = attlas.from_function(late)
-    check_mask(runs_of(mask, 2, 4, 80, 80) if kind == "runs" else runs._packed(mask, 2, 4, 80, 80), 80, 80, 2, 4)
+    check_mask(runs_of(mask, 2, 4, 80, 80) if kind == "runs" else runs._packed_bits(mask, 2, 4, 80, 80), 80, 80, 2, 4)
 
 
 def test_equal_batches_and_heads_are_kept_once() -> None:
@@ -97,7 +97,7 @@ def test_linear_memory_at_length() -> None:
 
 
 def test_checkers_are_packed(monkeypatch) -> None:
-    monkeypatch.setattr(runs, "_SMALL", 100)
+    monkeypatch.setattr(runs, "_MOST_UNPACKED_BYTES", 100)
     found = runs_of(attlas.from_function(checkers), 1, 2, 70, 70)
     assert isinstance(found, runs.Bits)
     assert found.packed.shape == (1, 1, 70, 9)

@@ -27,7 +27,7 @@ def tokens(dq=5, dk=3, dtype=torch.float64):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("block", [1, 1 << 17])
 def test_additive_formula(bias, block, logits, monkeypatch):
-    monkeypatch.setitem(additive._BLOCK, "cpu", block)
+    monkeypatch.setitem(additive._UNIT_CELLS_AT_ONCE, "cpu", block)
     score = Additive(5, 3, 6, bias=bias)
     for dtype, rtol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         score = score.to(dtype)
@@ -40,7 +40,7 @@ def test_additive_formula(bias, block, logits, monkeypatch):
 
 @pytest.mark.parametrize("block", [1, 1 << 17])
 def test_additive_gradients(block, logits, monkeypatch):
-    monkeypatch.setitem(additive._BLOCK, "cpu", block)
+    monkeypatch.setitem(additive._UNIT_CELLS_AT_ONCE, "cpu", block)
     score = Additive(2, 3, 4, bias=True).double()
     q, k = tokens(2, 3)
     q, k = q[:1, :, :3].requires_grad_(), k[:1, :, :4].requires_grad_()

@@ -21,7 +21,7 @@ from attlas.stats.spans import Span, place_span
 
 LayerHead = tuple[int, int]
 
-_NEAR = 7  # keys that count as one place where heads are compared, and the width of whisper's median filter
+_NEAR_KEYS = 7  # keys that count as one place where heads are compared, and the width of whisper's median filter
 
 
 class Alignment(NamedTuple):
@@ -136,7 +136,7 @@ def alignment(
     keys: int | Sequence[int] | Tensor | None = None,
     heads: Iterable[LayerHead] | None = None,
     count: int = 6,
-    median: int = _NEAR,
+    median: int = _NEAR_KEYS,
     call: int = -1,
 ) -> Alignment:
     """Find the heads whose cross-attention moves along the input, and the keys of each query by a monotone path.
@@ -210,17 +210,17 @@ def alignment(
     >>> found.heads, found.starts[0, :4].tolist()
     (((0, 0),), [0, 3, 6, 9])
     """
-    layers = _layers(source, call)
+    layers = _layers_of_source(source, call)
     first = next(iter(layers.values()))[0]
     batch, m, n = first.shape[0], *first.shape[-2:]
     queries = place_span("rows", rows, m, "queries")
     if not len(queries):
         raise ShapeError("rows must hold one of the queries at least.", f"rows = {rows!r}", f"rows=(0, {m})")
-    lengths = _lengths(keys, batch, n)
+    lengths = _input_lengths(keys, batch, n)
     whole_number("count", count, "count=6")
-    if whole_number("median", median, f"median={_NEAR}") % 2 == 0:
+    if whole_number("median", median, f"median={_NEAR_KEYS}") % 2 == 0:
         raise ShapeError("median must be an odd number.", f"median = {median}", f"median={median + 1}")
-    scores = {} if heads is not None else _ranked(layers, queries, lengths)
+    scores = {} if heads is not None else _ranked_heads(layers, queries, lengths)
     chosen = [*scores][:count] if heads is None else _checked_heads(heads, layers)
     starts = torch.empty(batch, len(queries), dtype=torch.int64)
     for b, length in enumerate(lengths):
@@ -228,13 +228,15 @@ def alignment(
         for layer, head in chosen:
             A, numbers = layers[layer]
             weights = A[b, numbers.index(head), queries.start : queries.stop, :length].to_dense()
-            total += _smooth(_standardized(weights), median).cpu()
+            total += _median_filtered(_standardized_over_rows(weights), median).cpu()
         starts[b] = torch.from_numpy(first_keys(total.neg_().div_(len(chosen)).numpy()))
     ends = torch.cat([starts[:, 1:], torch.tensor(lengths).unsqueeze(-1)], dim=-1)
     return Alignment(tuple(chosen), scores, starts, ends)
 
 
-def _layers(source: Atlas | Iterable[AttentionMatrix], call: int) -> dict[int, tuple[AttentionMatrix, tuple[int, ...]]]:
+def _layers_of_source(
+    source: Atlas | Iterable[AttentionMatrix], call: int
+) -> dict[int, tuple[AttentionMatrix, tuple[int, ...]]]:
     """Return the cross-attention of each layer with the numbers of its heads."""
     if isinstance(source, Atlas):
         entries = [source.entry((f"cross.{layer}", call)) for layer in source.layers("cross")]
@@ -259,7 +261,7 @@ def _layers(source: Atlas | Iterable[AttentionMatrix], call: int) -> dict[int, t
     return found
 
 
-def _lengths(keys: int | Sequence[int] | Tensor | None, batch: int, n: int) -> list[int]:
+def _input_lengths(keys: int | Sequence[int] | Tensor | None, batch: int, n: int) -> list[int]:
     """Return how many keys of each sequence belong to the input."""
     given = n if keys is None else keys
     lengths = given.tolist() if isinstance(given, Tensor) else given
@@ -292,18 +294,18 @@ def _checked_heads(
     return [(layer, head) for layer, head in pairs]
 
 
-def _ranked(
+def _ranked_heads(
     layers: dict[int, tuple[AttentionMatrix, tuple[int, ...]]], queries: range, lengths: list[int]
 ) -> dict[LayerHead, float]:
     """Return the score of each head, the best first."""
     scores: dict[LayerHead, float] = {}
     for layer, (A, numbers) in layers.items():
-        found = _scores(A, queries, lengths).tolist()
+        found = _alignment_scores(A, queries, lengths).tolist()
         scores |= {(layer, head): score for head, score in zip(numbers, found, strict=True)}
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _scores(A: AttentionMatrix, queries: range, lengths: list[int]) -> Tensor:
+def _alignment_scores(A: AttentionMatrix, queries: range, lengths: list[int]) -> Tensor:
     """Return how well the heads of a layer move along the keys, shape (heads,): the mean of the sequences."""
     n = A.shape[-1]
     mean = A[..., queries.start : queries.stop, :].sum(dim=-2).double().unsqueeze(-2) / len(queries)
@@ -311,19 +313,19 @@ def _scores(A: AttentionMatrix, queries: range, lengths: list[int]) -> Tensor:
     best = torch.zeros(*A.shape[:2], n, dtype=torch.float64, device=A.device)
     for _, weights in rows_in_blocks(A, torch.arange(queries.start, queries.stop)):
         above = (weights.double() - mean).masked_fill(outside.unsqueeze(1), 0.0)
-        near = F.avg_pool1d(above.flatten(0, 1), _NEAR, stride=1, padding=_NEAR // 2) * _NEAR
+        near = F.avg_pool1d(above.flatten(0, 1), _NEAR_KEYS, stride=1, padding=_NEAR_KEYS // 2) * _NEAR_KEYS
         for gain in near.view_as(above).unbind(-2):
             best = torch.where(outside, 0.0, best.cummax(dim=-1).values + gain)
     return best.masked_fill_(outside, 0.0).amax(dim=-1).mean(dim=0) / len(queries)
 
 
-def _standardized(weights: Tensor) -> Tensor:
+def _standardized_over_rows(weights: Tensor) -> Tensor:
     """Return weights (rows, keys) less their mean over the rows, over their deviation; 0 where all rows agree."""
     mean, deviation = weights.mean(dim=0), weights.std(dim=0, correction=0)
     return torch.where(deviation > 0, (weights - mean) / deviation, 0.0)
 
 
-def _smooth(x: Tensor, width: int) -> Tensor:
+def _median_filtered(x: Tensor, width: int) -> Tensor:
     """Return the median of `width` neighbours along the last axis, mirrored at its ends; as is where it is shorter."""
     half = width // 2
     if half == 0 or x.shape[-1] <= half:

@@ -18,8 +18,8 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
 from attlas.stats.spans import Span, place_span
 
-_CELLS = 2**23  # cells of a layer that are computed at a time
-_FEW = 16  # keys whose columns cost less than a product with the matrix
+_CELLS_AT_ONCE = 2**23  # cells of a layer that are computed at a time
+_FEW_KEYS = 16  # keys whose columns cost less than a product with the matrix
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,13 +101,13 @@ class Contacts:
         down, across = place_span("rows", rows, n, "residues"), place_span("columns", columns, n, "residues")
         out = torch.empty(batch, len(down), len(across), dtype=self.sums[0].dtype, device=self.residues.device)
         heads = max(A.shape[1] for A in self.matrices)
-        size = max(_CELLS // max(batch * heads * len(across), 1), 1)
+        size = max(_CELLS_AT_ONCE // max(batch * heads * len(across), 1), 1)
         for start in range(down.start, down.stop, size):
             some = range(start, min(start + size, down.stop))
-            out[:, some.start - down.start : some.stop - down.start] = self._tile(some, across)
+            out[:, some.start - down.start : some.stop - down.start] = self._tile_probabilities(some, across)
         return out
 
-    def _tile(self, rows: range, columns: range) -> Tensor:
+    def _tile_probabilities(self, rows: range, columns: range) -> Tensor:
         """Return the probabilities of one tile."""
         i, j = slice(rows.start + 1, rows.stop + 1), slice(columns.start + 1, columns.stop + 1)
         first = self.sums[0]
@@ -159,7 +159,7 @@ class Contacts:
         torch.Size([1, 2])
         """
         n = self.shape[1]
-        i, j = _residues("rows", rows, n), _residues("columns", columns, n)
+        i, j = _residue_positions("rows", rows, n), _residue_positions("columns", columns, n)
         if len(i) != len(j):
             rule = "there must be a row and a column for each pair."
             raise ShapeError(rule, f"{len(i)} rows, {len(j)} columns", "rows=[0, 3], columns=[7, 9]")
@@ -239,7 +239,7 @@ class Contacts:
         whole_number("k", k)
         whole_number("separation", separation, "separation=6")
         check_sequence(sequence, batch)
-        alone = self._sequence(sequence)
+        alone = self._contacts_of_sequence(sequence)
         best = [torch.empty(0, dtype=self.sums[0].dtype), *(torch.empty(0, dtype=torch.int64) for _ in range(2))]
         for rows, columns in _upper_tiles(n, separation, max(A.shape[1] for A in self.matrices)):
             found = alone.tile(rows, columns)[0].cpu()
@@ -251,7 +251,7 @@ class Contacts:
             best = [t[chosen] for t in joined]
         return best[0], best[1], best[2]
 
-    def _sequence(self, b: int) -> Contacts:
+    def _contacts_of_sequence(self, b: int) -> Contacts:
         """Return the contacts of one sequence of the batch."""
         one = slice(b, b + 1)
         matrices = tuple(A[one] for A in self.matrices)
@@ -333,9 +333,9 @@ def contacts(
     >>> found.shape, found.tile((0, 2)).shape
     ((1, 10, 10), torch.Size([1, 2, 10]))
     """
-    matrices = _matrices(source)
+    matrices = _matrices_of_layers(source)
     batch, n = matrices[0].shape[0], matrices[0].shape[-1]
-    weight, added = _regression(head, bias, [A.shape[1] for A in matrices])
+    weight, added = _weights_and_bias(head, bias, [A.shape[1] for A in matrices])
     device = matrices[0].device
     chosen = _chosen_residues(residues, source, head, batch, n).to(device)
     sums = [_symmetric_sums(A.full_precision(), chosen).to(device) for A in matrices]
@@ -348,14 +348,14 @@ def _symmetric_sums(A: AttentionMatrix, chosen: Tensor) -> Tensor:
     x = chosen[:, None, :, None].to(A.device, A.dtype).expand(-1, A.shape[1], -1, -1)
     others = (~chosen).any(dim=0).nonzero().squeeze(-1).to(A.device)
     whole = A.weights.rows_with_keys() if A.weights.are_shares and not A.weights.counts_other_keys else None
-    if whole is not None and len(others) <= _FEW:  # a row sums to 1, of which the other keys have a part
+    if whole is not None and len(others) <= _FEW_KEYS:  # a row sums to 1, of which the other keys have a part
         rows = whole.to(A.device, A.dtype) - (A[..., others] * (1.0 - x[..., others, :].mT)).sum(dim=-1)
     else:
         rows = (A @ x).squeeze(-1)
     return (rows + (A.mT @ x).squeeze(-1)) * x.squeeze(-1)
 
 
-def _matrices(source: Atlas | Iterable[AttentionMatrix]) -> list[AttentionMatrix]:
+def _matrices_of_layers(source: Atlas | Iterable[AttentionMatrix]) -> list[AttentionMatrix]:
     """Return the self-attention of every layer, or raise an error where something is missing."""
     if isinstance(source, Atlas):
         absent = source.missing_layers()
@@ -382,7 +382,7 @@ def _matrices(source: Atlas | Iterable[AttentionMatrix]) -> list[AttentionMatrix
     return matrices
 
 
-def _regression(head: nn.Module | Tensor, bias: float | None, heads: list[int]) -> tuple[Tensor, float]:
+def _weights_and_bias(head: nn.Module | Tensor, bias: float | None, heads: list[int]) -> tuple[Tensor, float]:
     """Return the weight of each head of all layers, and what is added."""
     linear = getattr(head, "regression", head)
     fix = "model.esm.contact_head, or a tensor of one weight for each head of each layer."
@@ -426,7 +426,7 @@ def _chosen_residues(residues: Tensor | None, source: Any, head: Any, batch: int
     return chosen
 
 
-def _residues(name: str, positions: Iterable[int] | Tensor, n: int) -> Tensor:
+def _residue_positions(name: str, positions: Iterable[int] | Tensor, n: int) -> Tensor:
     """Return positions of residues as a tensor; raise an error where one lies outside."""
     given = positions if isinstance(positions, Tensor) else torch.tensor(list(positions), dtype=torch.int64)
     if given.ndim != 1 or given.is_floating_point() or given.dtype is torch.bool:
@@ -440,7 +440,7 @@ def _residues(name: str, positions: Iterable[int] | Tensor, n: int) -> Tensor:
 
 def _upper_tiles(n: int, separation: int, heads: int) -> Iterator[tuple[range, range]]:
     """Yield tiles that hold all pairs with the second residue at least `separation` behind the first."""
-    side = max(math.isqrt(_CELLS // heads), 1)
+    side = max(math.isqrt(_CELLS_AT_ONCE // heads), 1)
     for start in range(0, n - separation, side):
         rows = range(start, min(start + side, n - separation))
         for first in range(rows.start + separation, n, side):

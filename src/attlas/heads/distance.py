@@ -274,7 +274,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     # The last diagonal of `Offsets` is the furthest key after the first query.
     distances = offset + m - 1 - torch.arange(count)
     low, high = (int(distances.min()), int(distances.max())) if count else (0, -1)
-    edges = _edges(low, high, bins)
+    edges = _distance_bin_edges(low, high, bins)
     starts = torch.tensor(edges[:-1], dtype=torch.int64)
     stops = torch.tensor(edges[1:], dtype=torch.int64)
     # The bin of each diagonal.
@@ -292,7 +292,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     return DistanceProfile(starts[nearest], stops[nearest], total / allowed.clamp(min=1.0), share)
 
 
-def _edges(low: int, high: int, bins: str) -> list[int]:
+def _distance_bin_edges(low: int, high: int, bins: str) -> list[int]:
     """Return the edges of the bins of the distances from `low` to `high`, ascending."""
     if bins == "each" or low > high:
         return list(range(low, high + 2))

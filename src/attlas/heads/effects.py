@@ -22,8 +22,8 @@ from attlas.stats.spans import Span, place_span
 Target: TypeAlias = "tuple[int, int] | Callable[[Tensor], Tensor] | None"
 Record: TypeAlias = "dict[str, Any]"
 
-_NUMBERS = 1 << 26  # logits that are computed at once, 256 MB of float32
-_MOST = 16  # copies of a text that are read together
+_LOGITS_AT_ONCE = 1 << 26  # logits that are computed at once, 256 MB of float32
+_MOST_COPIES = 16  # copies of a text that are read together
 
 
 @torch.no_grad()
@@ -128,13 +128,13 @@ def effect(
     if batch_size is not None:
         whole_number("batch_size", batch_size, "batch_size=8")
     places = {name: place_span(name, span, n, "tokens") for name, span in (spans or {}).items()}
-    measure = _measure(target, positions, n)
-    probe = _Heads(layers, heads)
+    measure = _measure_function(target, positions, n)
+    probe = _HeadListing(layers, heads)
 
     def run(intervention: Intervention, copies: int) -> Tensor:
         """Return the mean of `measure` for each copy of the text, which `intervention` may change differently."""
         with (block := intervene(model, [intervention], patch_sdpa=patch_sdpa)):
-            logits = _logits(model(ids.repeat(copies, 1)))
+            logits = _logits_of_output(model(ids.repeat(copies, 1)))
         # The probe changes nothing, and notes the heads that it is asked about.
         if intervention is probe:
             # Attentions that are found later in the pass may shift the number of a layer.
@@ -148,7 +148,7 @@ def effect(
         steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
         # `_OneEach` leaves out another head in each copy of the text.
         if spans is None:
-            size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
+            size = batch_size or max(min(_LOGITS_AT_ONCE // max(probe.numbers(ids, model), 1), _MOST_COPIES), 1)
             some = (probe.found[first : first + size] for first in range(0, len(probe.found), size))
             steps = [(records, _OneEach(records)) for records in some]
         for name, span in places.items():
@@ -167,7 +167,7 @@ def effect(
     return frame(table, data)
 
 
-class _Heads(Intervention):
+class _HeadListing(Intervention):
     """Changes nothing, and notes which heads there are."""
 
     label = "heads.effect()"
@@ -216,7 +216,7 @@ class _OneEach(Intervention):
         return out.masked_fill(copies[:, :, None, None], 0.0)
 
 
-def _logits(output: Any) -> Tensor:
+def _logits_of_output(output: Any) -> Tensor:
     """Return the logits of what a model returned, shape (batch, n, vocabulary), or raise an error."""
     logits = getattr(output, "logits", output)
     if isinstance(logits, Tensor) and logits.ndim == 3:
@@ -225,7 +225,7 @@ def _logits(output: Any) -> Tensor:
     raise DtypeError("the model must give logits, shape (batch, n, vocabulary).", kind(output), fix)
 
 
-def _measure(target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
+def _measure_function(target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that is measured: of logits and tokens, one number per sequence."""
     span = place_span("positions", positions, n, "tokens")
     span = range(max(span.start, 1), span.stop)  # nothing tells of the first token

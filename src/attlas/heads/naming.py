@@ -21,7 +21,7 @@ from attlas.heads.evaluation import checked_ids, embeddings_that_read, evaluatin
 from attlas.recording import record
 from attlas.recording.atlas import Entry
 
-_PERIOD = 128
+_MOST_BLOCK_TOKENS = 128
 
 
 @public("heads.name()")
@@ -100,7 +100,7 @@ def name(
             rule = "it must be known how many tokens the model has: no nn.Embedding of it reads the ids."
             raise ShapeError(rule, "no vocabulary", "vocabulary=tokenizer.vocab_size", model=type(model).__name__)
         longest = getattr(text_config(model), "max_position_embeddings", None) or ids.shape[1]
-        period = min(_PERIOD, longest // 2) if period is None else period
+        period = min(_MOST_BLOCK_TOKENS, longest // 2) if period is None else period
         block = block_scores(model, size, period=period, layers=layers, patch_sdpa=patch_sdpa)
     atlas.details |= {} if block is None else {"block": block}
     causal = [entry for entry in atlas.entries if entry.kind == atlas.kinds[0]]
@@ -115,7 +115,7 @@ def name(
 
 @public("heads.block_scores()")
 def block_scores(
-    model: nn.Module, vocabulary: int, *, period: int = _PERIOD, layers: Any = None, patch_sdpa: bool = False
+    model: nn.Module, vocabulary: int, *, period: int = _MOST_BLOCK_TOKENS, layers: Any = None, patch_sdpa: bool = False
 ) -> dict[str, Any] | None:
     """Measure every head on a block of random tokens that occurs twice, for ``atlas.details["block"]``.
 

@@ -77,7 +77,7 @@ class Diagonal(TargetWeight):
         return query_offset(self.shift, problem) - self.distance
 
     def target_columns(self, at: Tile, prepared: int) -> range:
-        return _overlap(at.columns, at.rows.start + prepared, at.rows.stop + prepared)
+        return _column_overlap(at.columns, at.rows.start + prepared, at.rows.stop + prepared)
 
     def targets(self, at: Tile, prepared: int) -> Tensor:
         return (at.i + prepared == at.j)[None, None]
@@ -224,13 +224,15 @@ class Local(TargetWeight):
         return query_offset(self.shift, problem)
 
     def target_columns(self, at: Tile, prepared: int) -> range:
-        return _overlap(at.columns, at.rows.start + prepared - self.width + 1, at.rows.stop + prepared + self.width - 1)
+        return _column_overlap(
+            at.columns, at.rows.start + prepared - self.width + 1, at.rows.stop + prepared + self.width - 1
+        )
 
     def targets(self, at: Tile, prepared: int) -> Tensor:
         return ((at.i + prepared - at.j).abs() < self.width)[None, None]
 
 
-class _Tokens(NamedTuple):
+class _QueryAndKeyTokens(NamedTuple):
     """Token of each query and of each key, and the position of query 0; None where these are of two texts."""
 
     queries: Tensor
@@ -302,7 +304,7 @@ class DuplicateToken(TargetWeight):
         self.shift = shift
 
     @public()
-    def prepare(self, problem: Any) -> _Tokens:
+    def prepare(self, problem: Any) -> _QueryAndKeyTokens:
         # Overrides `TargetWeight.prepare`: the token of each query and of each key; equal ones make a target.
         m, n = problem.shape[2:]
         keys = per_batch("ids", self.ids, problem, n, "keys")
@@ -322,15 +324,15 @@ class DuplicateToken(TargetWeight):
         queries, keys = queries.masked_fill(queries < 0, -2), keys.masked_fill(keys < 0, -1)
         if not keys.numel() or int(keys.max()) < 2**31 - 1:  # int32 takes half the memory and half the time
             keys, queries = keys.to(torch.int32), queries.clamp(max=2**31 - 1).to(torch.int32)
-        return _Tokens(queries, keys, shift)
+        return _QueryAndKeyTokens(queries, keys, shift)
 
-    def target_columns(self, at: Tile, prepared: _Tokens) -> range:
+    def target_columns(self, at: Tile, prepared: _QueryAndKeyTokens) -> range:
         # Overrides `TargetWeight.target_columns`: a target has a position below the query's plus `lag`.
         if prepared.shift is None:
             return at.columns
-        return _overlap(at.columns, 0, at.rows.stop - 1 + prepared.shift + self.lag)
+        return _column_overlap(at.columns, 0, at.rows.stop - 1 + prepared.shift + self.lag)
 
-    def targets(self, at: Tile, prepared: _Tokens) -> Tensor:
+    def targets(self, at: Tile, prepared: _QueryAndKeyTokens) -> Tensor:
         # Implements `TargetWeight.targets`: equal tokens, where the copy comes before the query.
         queries = batches_of(prepared.queries, at)[:, at.rows.start : at.rows.stop, None]
         keys = batches_of(prepared.keys, at)[:, None, at.columns.start : at.columns.stop]
@@ -338,7 +340,7 @@ class DuplicateToken(TargetWeight):
         if prepared.shift is not None:
             # Keys before the first query of the tile are earlier than all of its queries; only later ones are compared.
             first_query = at.rows.start + prepared.shift + self.lag
-            later = at.narrow(_overlap(at.columns, first_query, at.columns.stop))
+            later = at.narrow(_column_overlap(at.columns, first_query, at.columns.stop))
             same[..., len(at.columns) - len(later.columns) :] &= later.j - self.lag < at.i + prepared.shift
         return same.unsqueeze(1)
 
@@ -451,7 +453,7 @@ class Separator(TargetWeight):
         return batches_of(prepared, at)[:, None, None, at.columns.start : at.columns.stop]
 
 
-def _overlap(columns: range, start: int, stop: int) -> range:
+def _column_overlap(columns: range, start: int, stop: int) -> range:
     """Return the columns from `start` on and before `stop`; an empty range where there is none."""
     first = max(columns.start, start)
     return range(first, max(first, min(columns.stop, stop)))

@@ -12,7 +12,7 @@ from attlas.errors import ShapeError, public
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
 
-_CELLS = 2**24  # cells that are read at a time
+_CELLS_AT_ONCE = 2**24  # cells that are read at a time
 
 
 class Retrieval(NamedTuple):
@@ -128,7 +128,7 @@ def retrieval_score(
 def rows_in_blocks(A: AttentionMatrix, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of the rows, and their weights (..., rows, n)."""
     heads = max(A.shape[:-2].numel(), 1)
-    for some in rows.split(max(_CELLS // max(heads * A.shape[-1], 1), 1)):
+    for some in rows.split(max(_CELLS_AT_ONCE // max(heads * A.shape[-1], 1), 1)):
         yield some, A[..., some, :]
 
 

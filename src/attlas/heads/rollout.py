@@ -17,7 +17,7 @@ from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.layers import ranges, unrecorded_of
 from attlas.recording.atlas.padding import token_queries
 
-_VECTORS = 64  # vectors that one product carries
+_VECTORS_PER_PRODUCT = 64  # vectors that one product carries
 
 Missing = Literal["refuse", "identity"]
 
@@ -101,7 +101,7 @@ def rollout(
     >>> heads.rollout([A, A], rows=[2])
     tensor([[[0.3194, 0.2361, 0.4444]]])
     """
-    return _rollout("rows", matrices, rows, residual, heads, layers, missing, back=True)
+    return _rolled_through_layers("rows", matrices, rows, residual, heads, layers, missing, back=True)
 
 
 @without_autocast
@@ -167,11 +167,11 @@ def flow(
     >>> heads.flow([A, A], columns=[0])[0, :, 0]
     tensor([1.0000, 0.4375, 0.3194])
     """
-    return _rollout("columns", matrices, columns, residual, heads, layers, missing, back=False)
+    return _rolled_through_layers("columns", matrices, columns, residual, heads, layers, missing, back=False)
 
 
 @torch.no_grad()
-def _rollout(
+def _rolled_through_layers(
     name: str,
     source: Iterable[AttentionMatrix],
     tokens: Sequence[int] | Tensor | None,
@@ -191,19 +191,19 @@ def _rollout(
     _check_missing(missing, source, matrices)
     if not isinstance(residual, int | float) or not 0.0 <= residual <= 1.0:
         raise ShapeError("residual must lie between 0 and 1.", f"residual = {residual!r}", "residual=0.5")
-    positions = _positions(name, [n - 1 if back else 0] if tokens is None else tokens, n)
+    positions = _checked_positions(name, [n - 1 if back else 0] if tokens is None else tokens, n)
     real = _token_mask(source, matrices)
     shares = [_head_weights(heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
     steps = list(zip(matrices, shares, strict=True))
     chunks = []
-    for some in positions.split(_VECTORS):
+    for some in positions.split(_VECTORS_PER_PRODUCT):
         first = matrices[0]
         x = torch.zeros(*first.shape[:-3], 1, n, len(some), dtype=first.dtype, device=first.device)
         # Column t is 1 at its own token.
         x[..., some.to(x.device), torch.arange(len(some), device=x.device)] = 1.0
         if real is not None:
             real = real.to(x)
-            x = _ends(real, back=back) if tokens is None else x * real
+            x = _end_of_texts(real, back=back) if tokens is None else x * real
         depths = []
         for A, share in reversed(steps) if back else steps:
             x = x.to(device=A.device, dtype=A.dtype)
@@ -232,7 +232,7 @@ def _token_mask(source: Iterable[AttentionMatrix], matrices: list[AttentionMatri
     return None
 
 
-def _ends(real: Tensor, *, back: bool) -> Tensor:
+def _end_of_texts(real: Tensor, *, back: bool) -> Tensor:
     """Return 1 at the last token of each text with `back`, else at the first; 0 elsewhere, `real` is 0 at padding."""
     reached = (real.flip(-2) if back else real).cumsum(-2)
     reached = reached.flip(-2) if back else reached
@@ -287,7 +287,7 @@ def _check_mixers(atlas: Atlas) -> None:
         raise ShapeError(rule, found, fix)
 
 
-def _positions(name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
+def _checked_positions(name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
     """Return tokens as positions from 0 to n - 1, on the CPU."""
     positions = torch.as_tensor(tokens, device="cpu").reshape(-1)
     whole = not positions.is_floating_point() and positions.dtype != torch.bool

@@ -122,7 +122,7 @@ def span_table(
     m, n = first.shape[-2:]
     offset = query_offset(shift, first.weights)
     columns = [place_span(name, span, n, "keys") for name, span in spans.items()]
-    rows = [_clipped(span, -offset, m) for span in columns]
+    rows = [_moved_and_clipped(span, -offset, m) for span in columns]
     table = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in layers])
     counts = torch.tensor([len(span) for span in rows], dtype=table.dtype, device=table.device)
     table = table / torch.where(counts > 0, counts, torch.nan).unsqueeze(-1)
@@ -142,7 +142,7 @@ def _of_layer(A: AttentionMatrix, rows: list[range], columns: list[range]) -> Te
     return torch.cat([sums[..., : len(columns)], sums[..., len(columns) :].sum(dim=-1, keepdim=True)], dim=-1)
 
 
-def _clipped(span: range, by: int, size: int) -> range:
+def _moved_and_clipped(span: range, by: int, size: int) -> range:
     """Return the queries at the positions of a span: those of the span moved by `by`, within ``range(size)``."""
     start, stop = (min(max(end + by, 0), size) for end in (span.start, span.stop))
     return range(start, stop)

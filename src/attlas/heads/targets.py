@@ -19,7 +19,7 @@ from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
 
 ATLAS_OR_MATRICES = "source must be an Atlas, or AttentionMatrix objects, one for each layer."
-_RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
+_CELLS_PER_RARE_TARGET = 16  # where fewer than one cell in so many is a target, cells are taken one by one
 
 
 class TargetSums(NamedTuple):
@@ -118,7 +118,9 @@ def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start
         mass[b] += part.weights[b][..., j].sum(dim=-1)
         for visible, cells in part.visible_columns:
             columns = j[(j >= visible.start) & (j < visible.stop)] - visible.start
-            count[b] += len(columns) if cells is None else _at(cells, b)[..., columns].to(count.dtype).sum(dim=-1)
+            count[b] += (
+                len(columns) if cells is None else _cells_of_batch(cells, b)[..., columns].to(count.dtype).sum(dim=-1)
+            )
 
 
 def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
@@ -135,16 +137,16 @@ def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: i
             if cells is None:
                 some = ones.expand(len(count[b]), len(rows))
             else:
-                some = _at(cells, b)[:, rows, columns].to(count.dtype).expand(len(count[b]), -1)
+                some = _cells_of_batch(cells, b)[:, rows, columns].to(count.dtype).expand(len(count[b]), -1)
             count[b].index_add_(-1, rows, some)
 
 
 def _are_rare(targets: Tensor) -> bool:
-    """Return whether at most one cell in `_RARE` is a target; each eight cells with a target count as eight."""
-    return _eights(targets).count_nonzero().item() * 8 * _RARE <= targets.numel()
+    """Return whether one cell in `_CELLS_PER_RARE_TARGET` or fewer is a target; eight cells with one count as eight."""
+    return _cells_by_eights(targets).count_nonzero().item() * 8 * _CELLS_PER_RARE_TARGET <= targets.numel()
 
 
-def _eights(targets: Tensor) -> Tensor:
+def _cells_by_eights(targets: Tensor) -> Tensor:
     """Return the cells of each row eight at a time, as one number that is 0 where none is a target."""
     whole = targets.shape[-1] // 8 * 8
     flat = targets[..., :whole].flatten()
@@ -154,14 +156,14 @@ def _eights(targets: Tensor) -> Tensor:
 
 def _target_cells(targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and columns of the targets of a tile; finding them eight at a time takes a third of the time."""
-    some, eighth = _eights(targets).nonzero(as_tuple=True)
+    some, eighth = _cells_by_eights(targets).nonzero(as_tuple=True)
     whole = targets.shape[-1] // 8 * 8
     within, offset = targets[:, :whole].unflatten(-1, (whole // 8, 8))[some, eighth].nonzero(as_tuple=True)
     last_i, last_j = targets[:, whole:].nonzero(as_tuple=True)
     return torch.cat([some[within], last_i]), torch.cat([eighth[within] * 8 + offset, last_j + whole])
 
 
-def _at(cells: Tensor, b: int) -> Tensor:
+def _cells_of_batch(cells: Tensor, b: int) -> Tensor:
     """Return the cells of one batch, shape (heads or 1, rows, columns)."""
     cells = cells.view(*(1,) * (4 - cells.ndim), *cells.shape)
     return cells[min(b, len(cells) - 1)]

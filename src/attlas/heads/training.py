@@ -250,7 +250,7 @@ class EntropyAlarm:
         -------
         Collapse
         """
-        rows = None if self.rows is None else self._positions(A.shape[-2])
+        rows = None if self.rows is None else self._sampled_queries(A.shape[-2])
         entropy, keys = A.collect(stats.Entropy(), AllowedKeys()) if rows is None else _of_rows(A, rows)
         choice = keys > 1
         query_mask = check_query_mask(None, A.weights)
@@ -268,7 +268,7 @@ class EntropyAlarm:
             collapsed |= share < (1.0 - self.drop) * before.share.to(share)
         return Collapse(level, share, collapsed)
 
-    def _positions(self, m: int) -> Tensor:
+    def _sampled_queries(self, m: int) -> Tensor:
         """Return the numbers of the queries that are looked at, of m."""
         if isinstance(self.rows, slice):
             return torch.arange(m)[self.rows]

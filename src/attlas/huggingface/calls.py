@@ -38,7 +38,9 @@ def settings_of_call(
     chosen : Mask, optional
         The keys that an indexer chose.
     """
-    score = (_score if torch.compiler.is_compiling() else _cached_score)(scaling, softcap)  # the compiler warns of it
+    score = (_score_of_model if torch.compiler.is_compiling() else _cached_score)(
+        scaling, softcap
+    )  # the compiler warns of it
     mask = both(mask, chosen)
     if position_bias is not None:
         mask = both(mask, from_tensor(position_bias[..., : key.shape[-2]]))
@@ -58,10 +60,12 @@ def mask_of_call(attention_mask: Tensor | None, query: Tensor, key: Tensor, *, c
     return Causal() if causal and query.shape[-2] > 1 else None
 
 
-def _score(scaling: float | None, softcap: float | None) -> Score:
+def _score_of_model(scaling: float | None, softcap: float | None) -> Score:
     """Return the score of a model: scaled dot products, with a bound where the model has one."""
     score: Score = ScaledDot(scaling)
     return score if softcap is None else SoftCap(score, softcap)
 
 
-_cached_score = functools.lru_cache(maxsize=64)(_score)  # a score holds nothing that changes: all calls share it
+_cached_score = functools.lru_cache(maxsize=64)(
+    _score_of_model
+)  # a score holds nothing that changes: all calls share it

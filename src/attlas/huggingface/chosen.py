@@ -26,14 +26,14 @@ def chosen_keys(module: nn.Module, heads: int, indices: Tensor | None, block_ind
     block_indices : Tensor, optional, shape (batch, groups, m, k)
         Chosen blocks of keys.
     """
-    keys = None if indices is None else _selected(module, heads, indices, 1)
+    keys = None if indices is None else _mask_of_choice(module, heads, indices, 1)
     if block_indices is None:
         return keys
-    blocks = _selected(module, heads, block_indices, _block_size(module))
+    blocks = _mask_of_choice(module, heads, block_indices, _block_size(module))
     return blocks if keys is None else keys & blocks
 
 
-def _selected(module: nn.Module, heads: int, indices: Tensor, block: int) -> Selected:
+def _mask_of_choice(module: nn.Module, heads: int, indices: Tensor, block: int) -> Selected:
     """Return the mask of one choice, whose entries stand for `block` keys each.
 
     `indices` has the shape (batch, m, k), one choice for all heads, or (batch, groups, m, k), one for each group of

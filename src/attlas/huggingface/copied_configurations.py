@@ -41,7 +41,7 @@ def _switch_copies(model: nn.Module, name: str) -> None:
     """Switch the copied configurations of a model to what the configuration of their class was switched to."""
     known = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
     for config in known:  # it grows by the configurations inside
-        known += [part for part in _parts(config) if not any(part is one for one in known)]
+        known += [part for part in _parts_of_config(config) if not any(part is one for one in known)]
     # The first configuration of each class; a copy of an unknown class follows the model's own.
     own = {type(config): config for config in reversed(known)}
     for module in model.modules():
@@ -53,6 +53,6 @@ def _switch_copies(model: nn.Module, name: str) -> None:
             setattr(copied, ATTENTION_STORED, wanted)
 
 
-def _parts(config: Any) -> list[Any]:
+def _parts_of_config(config: Any) -> list[Any]:
     """Return the configurations that a configuration is made of, such as that of its text model."""
     return [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]

@@ -38,7 +38,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 
 # What would change the result in a way that attlas does not know, wherever it comes from.
-_REFUSED = {"cache": "the pages of a cache, as in continuous batching"}
+_REFUSED_KEYWORDS = {"cache": "the pages of a cache, as in continuous batching"}
 
 
 def check_keywords(module: nn.Module, keywords: Mapping[str, object]) -> None:
@@ -64,15 +64,15 @@ def check_keywords(module: nn.Module, keywords: Mapping[str, object]) -> None:
     for name, value in keywords.items():
         if value is None or name in WITHOUT_EFFECT:
             continue
-        if name in _REFUSED or _is_named(type(module), name):
-            raise _unknown(module, name, value)
+        if name in _REFUSED_KEYWORDS or _is_named(type(module), name):
+            raise _unknown_keyword_error(module, name, value)
 
 
-def _unknown(module: nn.Module, name: str, value: object) -> BackendError:
+def _unknown_keyword_error(module: nn.Module, name: str, value: object) -> BackendError:
     """Return the error of a keyword that says something about the weights and that attlas does not know."""
     rule = "attlas must know every keyword by which a layer says what its weights are."
     found = f"{name} = {describe(value) if isinstance(value, Tensor) else kind(value)}"
-    found += f" ({_REFUSED[name]})" if name in _REFUSED else ""
+    found += f" ({_REFUSED_KEYWORDS[name]})" if name in _REFUSED_KEYWORDS else ""
     fix = 'model.set_attn_implementation("eager") for this model, or a version of attlas that knows the keyword; '
     fix += "leave the keyword out, if your own code passes it to the model."
     return BackendError(rule, found, fix, layer=f"{type(module).__name__} of {type(module).__module__}")
@@ -84,11 +84,11 @@ def _is_named(owner: type, name: str) -> bool:
 
     The layer names what it passes on; eager attention names what it computes with.
     """
-    return _search(owner, name)
+    return _search_for_name(owner, name)
 
 
 @functools.lru_cache(maxsize=256)
-def _search(owner: Any, name: str) -> bool:
+def _search_for_name(owner: Any, name: str) -> bool:
     """Return what `_is_named` does, found once for each class and keyword."""
     return any(name in words for words in _words_of(owner))
 

@@ -39,8 +39,8 @@ _and_masks, _or_masks = (mask_function(MASKING, name) for name in ("and_masks", 
 _chunked_overlay = mask_function(MASKING, "chunked_overlay")
 _packed_sequence = mask_function(MASKING, "packed_sequence_mask_function")
 
-_ATEN = torch.ops.aten
-_THEIRS = causal_mask_function.__module__
+_ATEN_OPS = torch.ops.aten
+_THEIR_MODULE = causal_mask_function.__module__
 
 
 class LazyMask(Tensor):
@@ -105,7 +105,7 @@ class LazyMask(Tensor):
         name = "everything" if self.mask is None else self.mask.name()
         return f"LazyMask({name}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    def _copy(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LazyMask:
+    def _same_mask(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LazyMask:
         """Return a new object with the same mask: autograd needs one from each operation."""
         return LazyMask(self.mask, shape, dtype, device, self.first_query, self.first_key)
 
@@ -138,20 +138,20 @@ class LazyMask(Tensor):
     ) -> Any:
         """Copy or cut a mask without numbers; for any other operation, write it out first."""
         kwargs = dict(kwargs or {})
-        if func in (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, TO_COPY):
+        if func in (_ATEN_OPS.detach.default, _ATEN_OPS.alias.default, _ATEN_OPS.clone.default, TO_COPY):
             dtype, device = kwargs.get("dtype") or args[0].dtype, kwargs.get("device") or args[0].device
             if dtype.is_floating_point:
-                return args[0]._copy(tuple(args[0].shape), dtype, device)
-        if func is _ATEN.slice.Tensor and not kwargs:
+                return args[0]._same_mask(tuple(args[0].shape), dtype, device)
+        if func is _ATEN_OPS.slice.Tensor and not kwargs:
             part = _leading_part(*args)
             if part is not None:
-                return args[0]._copy(part, args[0].dtype, args[0].device)
+                return args[0]._same_mask(part, args[0].dtype, args[0].device)
         masks = [t for t in tree_leaves((args, kwargs)) if isinstance(t, LazyMask)]
         args, kwargs = tree_map_only(LazyMask, _written_out, (args, kwargs))
-        return _placed(func(*args, **kwargs), masks[0])
+        return _with_positions_of(func(*args, **kwargs), masks[0])
 
 
-def _placed(out: Any, mask: LazyMask) -> Any:
+def _with_positions_of(out: Any, mask: LazyMask) -> Any:
     """Copy the positions of the first query and key from a mask to what a model computed from it for the same queries.
 
     Models hide what an indexer did not choose (Qwen4), or append further keys (DeepSeek-V4).
@@ -232,11 +232,11 @@ def lazy_mask(
         Whether the rule takes tensors.
     """
     batch, m, n = sizes
-    position = _Position(first_query, first_key, m, n, broadcasts=broadcasts)
-    mask = _translated(rule, position)
+    position = _MatrixPosition(first_query, first_key, m, n, broadcasts=broadcasts)
+    mask = _mask_of_rule(rule, position)
     if m == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, position):
         mask = None
-    mask = both(mask, None if padding is None else _padding(padding, n, first_key))
+    mask = both(mask, None if padding is None else _padding_mask(padding, n, first_key))
     return LazyMask(mask, (batch, 1, m, n), dtype, device, first_query, first_key)
 
 
@@ -255,8 +255,8 @@ def mask_of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -
     if text.documents is not None:
         text.check_documents(_inside_packed(rule) is not None)
         whole = _inside_documents(whole, text.positions, text.documents)
-    padding = None if text.padding is None else _padding(text.padding, text.n, 0)
-    return both(_translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True)), padding)
+    padding = None if text.padding is None else _padding_mask(text.padding, text.n, 0)
+    return both(_mask_of_rule(whole, _MatrixPosition(0, 0, text.n, text.n, broadcasts=True)), padding)
 
 
 def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
@@ -286,7 +286,7 @@ def _with_all_tokens(rule: Rule, text: Any) -> Rule:
     raise text.refused(known, f"a mask made by {shown}", "run the model on one process.")
 
 
-class _Position(NamedTuple):
+class _MatrixPosition(NamedTuple):
     """Positions of a matrix in its text, and whether the rules of its mask broadcast."""
 
     first_query: int
@@ -309,13 +309,13 @@ class _Position(NamedTuple):
         return t[:, self.first_key : self.first_key + self.n]
 
 
-def _sees_all(mask: Causal | Window, position: _Position) -> bool:
+def _sees_all(mask: Causal | Window, position: _MatrixPosition) -> bool:
     """Return whether the one query of a decoding step sees every key."""
     left, right = mask.left, mask.right
     return (left is None or left >= position.shift) and (right is None or position.n - 1 <= position.shift + right)
 
 
-def _translated(rule: Rule, position: _Position) -> Mask | None:
+def _mask_of_rule(rule: Rule, position: _MatrixPosition) -> Mask | None:
     """Return the mask of attlas for a mask function of transformers; None where it allows everything.
 
     Functions that transformers builds are translated to masks of attlas, so that whole tiles are skipped. Other
@@ -329,9 +329,9 @@ def _translated(rule: Rule, position: _Position) -> Mask | None:
     if name == "and_masks":
         return _all_of(closure["mask_functions"], position)
     if name == "or_masks":
-        parts = [_translated(part, position) for part in closure["mask_functions"]]
+        parts = [_mask_of_rule(part, position) for part in closure["mask_functions"]]
         return None if None in parts else reduce(operator.or_, parts)
-    make = _OVERLAYS.get(name)
+    make = _MASK_OF_OVERLAY.get(name)
     mask = None if make is None else make(closure, position)
     if mask is not None:
         return mask
@@ -340,22 +340,22 @@ def _translated(rule: Rule, position: _Position) -> Mask | None:
     return from_function(lambda b, h, i, j: rule(b, h, i + first_query, j + first_key), broadcasts=position.broadcasts)
 
 
-def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
+def _all_of(rules: tuple[Rule, ...], position: _MatrixPosition) -> Mask | None:
     """Return the mask of rules that must all hold."""
     if len(rules) == 2 and rules[1] is causal_mask_function:
         name, closure = _rule_source(rules[0])
         if name == "sliding_window_overlay" and closure["sliding_window"] > 0:
             return Window(closure["sliding_window"] - 1, 0, offset=position.shift)
-    inner = _packed(rules, position)
-    return reduce(both, [_translated(part, position) for part in (rules if inner is None else (rules[0], inner))])
+    inner = _rule_in_packed_texts(rules, position)
+    return reduce(both, [_mask_of_rule(part, position) for part in (rules if inner is None else (rules[0], inner))])
 
 
-def _packed(rules: tuple[Rule, ...], position: _Position) -> Rule | None:
+def _rule_in_packed_texts(rules: tuple[Rule, ...], position: _MatrixPosition) -> Rule | None:
     """Return the rule inside packed texts where it may be asked for places instead of positions in each text.
 
     Positions grow by one inside a text, so a rule of the distance between query and key says the same of both.
     """
-    if not _packs(rules):
+    if not _are_packed_rules(rules):
         return None
     (_, closure), (_, inner) = map(_rule_source, rules)
     positions, ids = inner["position_ids"], closure["packed_sequence_mask"]
@@ -364,7 +364,7 @@ def _packed(rules: tuple[Rule, ...], position: _Position) -> Rule | None:
     return rule if _is_of_distance(rule) and position.shift == 0 and bool(grows) else None
 
 
-def _packs(rules: tuple[Rule, ...]) -> bool:
+def _are_packed_rules(rules: tuple[Rule, ...]) -> bool:
     """Return whether two rules together are what transformers makes for packed texts."""
     names = [_rule_source(rule)[0] for rule in rules]
     return names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]
@@ -376,7 +376,7 @@ def _inside_packed(rule: Rule) -> Rule | None:
     if name != "and_masks":
         return None
     rules: tuple[Rule, ...] = closure["mask_functions"]
-    if _packs(rules):
+    if _are_packed_rules(rules):
         inside: Rule = _rule_source(rules[1])[1]["mask_function"]
         return inside
     # Before transformers 5.23, the texts are the second of two rules.
@@ -397,14 +397,14 @@ def _is_of_distance(rule: Rule) -> bool:
 
 def _rule_source(rule: Rule) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the transformers function that made a rule, and its closure; "" for another function."""
-    if getattr(rule, "__module__", "") != _THEIRS or not inspect.isfunction(rule):
+    if getattr(rule, "__module__", "") != _THEIR_MODULE or not inspect.isfunction(rule):
         return "", {}
     name, closure = rule.__qualname__.partition(".<locals>")[0], inspect.getclosurevars(rule).nonlocals
     # Another version may have changed what is inside: then it is a function like any other.
     return (name, closure) if closure.keys() >= MASK_PARTS.get(name, {name}) else ("", {})
 
 
-def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _chunked_mask(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of attention within chunks of fixed size (Llama 4)."""
     if closure["chunk_size"] < 1:
         return None
@@ -415,14 +415,14 @@ def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
     return Documents(position.keys(chunk), position.queries(chunk))
 
 
-def _texts(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _packed_texts_mask(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of several texts packed into one row; None with a cache, for which there is no such mask."""
     ids = closure["packed_sequence_mask"]
     fits = position.m == position.n == ids.shape[-1] and position.first_query == position.first_key == 0
     return Documents(ids) if fits else None
 
 
-def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _image_blocks_mask(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of blocks, such as images, within which attention goes both ways."""
     ids = closure["block_sequence_ids"]
     if ids.shape[-1] < max(position.first_query + position.m, position.first_key + position.n):
@@ -431,43 +431,43 @@ def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
     return Documents(position.keys(ids.where(ids >= 0, -2)), position.queries(ids.where(ids >= 0, -1)))
 
 
-def _not_padding(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _not_padding(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of the keys that are no padding, by the tensor of the model."""
     keep = closure["padding_mask"]
     whole = keep.shape[-1] >= position.first_key + position.n
     return from_tensor(position.keys(keep.bool())[:, None, None, :]) if whole else None
 
 
-def _window(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _sliding_window_mask(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of a sliding window to the left."""
     width = closure["sliding_window"]  # some models make the mask of a window of 0, and never use it
     return Window(width - 1, None, offset=position.shift) if width > 0 else None
 
 
-def _window_to_both_sides(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _window_to_both_sides(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of a sliding window to both sides."""
     width = closure["sliding_window"]
     return Window(width, width, offset=position.shift) if width >= 0 else None
 
 
-def _offset_rule(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+def _offset_rule(closure: Mapping[str, Any], position: _MatrixPosition) -> Mask | None:
     """Return the mask of a rule whose queries and keys begin at later positions."""
     first_query, first_key = position.first_query + closure["q_offset"], position.first_key + closure["kv_offset"]
-    return _translated(closure["mask_function"], position._replace(first_query=first_query, first_key=first_key))
+    return _mask_of_rule(closure["mask_function"], position._replace(first_query=first_query, first_key=first_key))
 
 
-_OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Position], Mask | None]] = {
-    "sliding_window_overlay": _window,
+_MASK_OF_OVERLAY: dict[str, Callable[[Mapping[str, Any], _MatrixPosition], Mask | None]] = {
+    "sliding_window_overlay": _sliding_window_mask,
     "sliding_window_bidirectional_overlay": _window_to_both_sides,
-    "chunked_overlay": _chunks,
-    "packed_sequence_mask_function": _texts,
-    "blockwise_overlay": _blocks,
+    "chunked_overlay": _chunked_mask,
+    "packed_sequence_mask_function": _packed_texts_mask,
+    "blockwise_overlay": _image_blocks_mask,
     "padding_mask_function": _not_padding,
     "add_offsets_to_mask_function": _offset_rule,
 }
 
 
-def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:
+def _padding_mask(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:
     """Return the mask of a (batch, tokens) tensor of text and padding; None where all is text."""
     missing = n + first_key - attention_mask.shape[-1]
     keep = functional.pad(attention_mask.to(torch.bool), (0, max(missing, 0)))[:, first_key : first_key + n]
@@ -484,7 +484,7 @@ def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:
     return Padding(n - after) if not bool(before.any()) else Padding(n - after) & Padding(n - before, side="left")
 
 
-_CAUSAL = {"full_attention", "sliding_attention", None}
+_CAUSAL_LAYERS = {"full_attention", "sliding_attention", None}
 
 
 def mask_of_positions(module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> Mask:
@@ -515,7 +515,7 @@ def mask_of_positions(module: nn.Module, query: Tensor, key: Tensor, given: dict
     heads = query.shape[1] if world() > 1 else None
     for found, wrong in (
         ("a layer that is not causal", not getattr(module, "is_causal", False)),
-        (f"a layer of {kind}", kind not in _CAUSAL or (kind == "sliding_attention" and window is None)),
+        (f"a layer of {kind}", kind not in _CAUSAL_LAYERS or (kind == "sliding_attention" and window is None)),
         ("chunks", kind is None and getattr(config, "attention_chunk_size", None) is not None),
         (f"all {heads} heads, which it divides", heads == getattr(config, "num_attention_heads", 0)),
         (f"{query.shape[2]} queries and {n} keys", query.shape[2] != n),

@@ -163,7 +163,7 @@ class AttentionMonitor(TrainerCallback):
         """Log what was recorded in this step."""
         if self._open is None and self._failed is None:
             return
-        self.last = self._numbers(self._ranks.joined(self._layers))
+        self.last = self._logged_numbers(self._ranks.joined(self._sums_of_layers))
         if self._log is not None:
             # The log event ends the trainer's own turn to log, which comes after this one.
             due = control.should_log
@@ -184,7 +184,7 @@ class AttentionMonitor(TrainerCallback):
             # As an error leaves it: what was recorded of half a step is not wanted.
             recording.__exit__(GeneratorExit, GeneratorExit(), None)
 
-    def _layers(self) -> Layers:
+    def _sums_of_layers(self) -> Layers:
         """End the recording, and return the sums of each layer's heads, by its name in the log."""
         error, self._failed = self._failed, None
         if self._open is None:
@@ -194,25 +194,25 @@ class AttentionMonitor(TrainerCallback):
         layers: Layers = {}
         for entry in recording.atlas.entries:
             name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
-            layer_sums = _sums(entry)
+            layer_sums = _sums_of_entry(entry)
             layers[name] = (entry.heads, layers[name][1].join(layer_sums) if name in layers else layer_sums)
         return layers
 
-    def _numbers(self, layers: Layers) -> Numbers:
+    def _logged_numbers(self, layers: Layers) -> Numbers:
         """Return the numbers of a step by the names that are logged: of each head, of each layer, of the model."""
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
                 for index, head in enumerate(heads):
-                    out |= self._named(f"{name}/head_{head}/", sums.of_head(index))
+                    out |= self._numbers_of_layer(f"{name}/head_{head}/", sums.of_head(index))
             elif self.per == "layer":
-                out |= self._named(f"{name}/", sums)
+                out |= self._numbers_of_layer(f"{name}/", sums)
         if layers:
             whole = Sums(*(torch.cat(parts) for parts in zip(*(sums for _, sums in layers.values()), strict=True)))
-            out |= self._named("", whole)
+            out |= self._numbers_of_layer("", whole)
         return out
 
-    def _named(self, path: str, sums: Sums) -> Numbers:
+    def _numbers_of_layer(self, path: str, sums: Sums) -> Numbers:
         """Return largest logit and means over rows, by the names that are logged; nothing where no row saw a key."""
         rows = float(sums.rows.sum())
         if not rows:
@@ -253,7 +253,7 @@ class _StepRecording(Recording):
             raise
 
 
-def _sums(entry: Entry) -> Sums:
+def _sums_of_entry(entry: Entry) -> Sums:
     """Return largest logit and sums over rows of each head, for one pass of one layer; one transfer from the device."""
     results = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
     # Sums are taken in float64, which Apple's GPUs do not have.

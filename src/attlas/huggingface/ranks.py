@@ -67,17 +67,17 @@ class Ranks:
         own = {name: heads for name, (heads, _) in layers.items()}
         changed = own != self._own
         # Sums over all ranks: how many failed, how many have other heads than before, then the numbers.
-        packed = self._reduced(layers, failed=error is not None, changed=changed)
+        packed = self._summed_over_ranks(layers, failed=error is not None, changed=changed)
         if packed[0]:
             from attlas.distributed.agree import raise_first  # it loads torch's DTensors
 
             raise_first(error, [None])
         if packed[1]:
-            self._exchange(own)
-            packed = self._reduced(layers)
-        return self._unpacked(packed[2:])
+            self._exchange_heads(own)
+            packed = self._summed_over_ranks(layers)
+        return self._numbers_of_heads(packed[2:])
 
-    def _exchange(self, own: dict[str, tuple[int, ...]]) -> None:
+    def _exchange_heads(self, own: dict[str, tuple[int, ...]]) -> None:
         """Let every rank know which heads of which layers there are on all ranks."""
         everywhere: list[dict[str, tuple[int, ...]]] = [{}] * world()
         distributed.all_gather_object(everywhere, own)
@@ -85,7 +85,7 @@ class Ranks:
         self._all = {name: tuple(sorted({head for one in everywhere for head in one.get(name, ())})) for name in names}
         self._own = own
 
-    def _reduced(self, layers: Layers, *, failed: bool = False, changed: bool = False) -> Tensor:
+    def _summed_over_ranks(self, layers: Layers, *, failed: bool = False, changed: bool = False) -> Tensor:
         """Return what all ranks have, summed over them by one exchange, on the CPU.
 
         Two counts come first: of ranks that failed, and of ranks whose heads have changed, which send no numbers. Then
@@ -109,7 +109,7 @@ class Ranks:
         distributed.all_reduce(packed)
         return packed.cpu()
 
-    def _unpacked(self, packed: Tensor) -> Layers:
+    def _numbers_of_heads(self, packed: Tensor) -> Layers:
         """Return the numbers of all heads from the sum over the ranks."""
         table = packed.view(world() + 3, -1)
         numbers = torch.cat([table[:-3].amax(0, keepdim=True), table[-3:]])

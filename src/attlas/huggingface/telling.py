@@ -25,12 +25,12 @@ from attlas.recording.hooks import is_recording, offer, takes_values
 from attlas.recording.parallel import runs_ulysses
 from attlas.recording.traced import LOG, TAGS, module_of, number_of
 
-_RULES: dict[str, Rule] = {"causal": causal_mask_function, "bidirectional": bidirectional_mask_function}
-_NOTED = "attlas_noted"  # of a dense mask: the number by which it was told of, as a tensor
-_HELD = 256  # masks that a thread remembers; a pass makes one for each kind of layer
+_MASK_RULES: dict[str, Rule] = {"causal": causal_mask_function, "bidirectional": bidirectional_mask_function}
+_NUMBER_OF_MASK = "attlas_noted"  # of a dense mask: the number by which it was told of, as a tensor
+_MOST_NOTED_MASKS = 256  # masks that a thread remembers; a pass makes one for each kind of layer
 
 
-class _Noted(threading.local):
+class _NotedMasks(threading.local):
     """The last masks that programs of this thread have made, by number."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Noted(threading.local):
         self.count = 0
 
 
-_noted = _Noted()
+_noted_masks = _NotedMasks()
 
 # ------------------------------------------------------------------------------------------- while torch.compile traces
 
@@ -81,7 +81,7 @@ def tell(
     layer = number_of(module)
     if layer is None:
         return
-    number = getattr(attention_mask, _NOTED, None)
+    number = getattr(attention_mask, _NUMBER_OF_MASK, None)
     dense = attention_mask.detach() if attention_mask is not None and number is None else None
     tensors = [t.detach() for t in others if t is not None]
     names = "".join(["0" if t is None else "1" for t in others])
@@ -103,21 +103,21 @@ def made_mask(
     kind: str,
 ) -> Tensor:
     """Note a mask, and return the number by which each attention names it."""
-    number = _noted.count
+    number = _noted_masks.count
     if is_recording() and not in_backward():
         batch, m, n, first_key = sizes
         first_query = first_query if where is None else int(where)
         if allowed is None:
             padding = None if padding is None else padding.clone()
             device = "cpu" if padding is None else padding.device
-            mask = lazy_mask((batch, m, n), first_query, first_key, _RULES[kind], padding, device)
+            mask = lazy_mask((batch, m, n), first_query, first_key, _MASK_RULES[kind], padding, device)
         else:
-            own = _copied(allowed, first_query - first_key)
+            own = _copied_mask(allowed, first_query - first_key)
             mask = LazyMask(own, (batch, 1, m, n), torch.float32, allowed.device, first_query, first_key)
-        _noted.masks[number] = mask
-        if len(_noted.masks) > _HELD:
-            _noted.masks.popitem(last=False)
-        _noted.count += 1
+        _noted_masks.masks[number] = mask
+        if len(_noted_masks.masks) > _MOST_NOTED_MASKS:
+            _noted_masks.masks.popitem(last=False)
+        _noted_masks.count += 1
     return torch.tensor(number, device="cpu")
 
 
@@ -134,7 +134,7 @@ def _(
     return torch.empty((), dtype=torch.int64, device="cpu")
 
 
-def _copied(allowed: Tensor, shift: int) -> Mask:
+def _copied_mask(allowed: Tensor, shift: int) -> Mask:
     """Return a mask with a copy of the given booleans, shape (batch, 1, m, n); one that is causal says so.
 
     A static cache has room for more keys, and a recording leaves out those that a causal mask hides from all queries.
@@ -174,7 +174,7 @@ def heard(
             raise BackendError("without a mask, Ulysses says by positions what is seen.", "a compiled model", fix)
         mask = None if dense is None else dense.clone()
     else:
-        mask = _noted.masks.get(int(number))
+        mask = _noted_masks.masks.get(int(number))
         if mask is None:
             fix = "begin the recording before the pass, and make the masks of a pass in it."
             raise RecordingError("a compiled model makes its masks in the pass that is recorded.", "another", fix)

@@ -21,12 +21,12 @@ from attlas.matrix.attend import attend
 from attlas.recording.hooks import is_recording_anywhere, is_told_by_operators
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
-_COLLECTOR = collector_of_outputs(sys.modules.get("transformers.utils.output_capturing"))
+_OUTPUT_COLLECTOR = collector_of_outputs(sys.modules.get("transformers.utils.output_capturing"))
 # Older versions take positions in place of a length, and are not followed into programs.
 sdpa_mask = getattr(MASKING, "sdpa_mask", None)
 if sdpa_mask is not None and "q_length" not in inspect.signature(sdpa_mask).parameters:
     sdpa_mask = None
-_LARGEST = 1 << 30  # bytes of weights of one layer in an exported program, as A.to_dense() gives
+_MOST_WEIGHT_BYTES = 1 << 30  # bytes of weights of one layer in an exported program, as A.to_dense() gives
 
 
 def dense_mask(arguments: dict[str, Any]) -> Tensor:
@@ -72,7 +72,7 @@ def weights_are_returned(keywords: dict[str, Any]) -> bool:
     """
     if not torch.compiler.is_exporting() or keywords.get("output_attentions"):
         return True
-    collected = None if _COLLECTOR is None else _COLLECTOR.get()
+    collected = None if _OUTPUT_COLLECTOR is None else _OUTPUT_COLLECTOR.get()
     return collected is None or any("attentions" in name for name in collected)
 
 
@@ -113,8 +113,8 @@ def dense_attention(
     if returned:
         _check_size(query, n)
         with torch.autocast(query.device.type, enabled=False):  # it would round the logits to 16 bits
-            weights = _weights(query, key, allowed, scaling, softcap, sink, bias)
-    added = None if square else _added(allowed, bias, query.dtype)
+            weights = _weights_by_definition(query, key, allowed, scaling, softcap, sink, bias)
+    added = None if square else _mask_argument(allowed, bias, query.dtype)
     if softcap is None and sink is None:
         grouped = query.shape[1] != key.shape[1]
         pooled = functional.scaled_dot_product_attention(
@@ -138,16 +138,16 @@ def _check_size(query: Tensor, n: int) -> None:
     """Raise a TooLargeError where an exported program would hold more than 1 GiB of weights."""
     batch, heads, m, _ = query.shape
     size = batch * heads * m * n * max(query.element_size(), 4)
-    if not torch.compiler.is_exporting() or not isinstance(size, int) or size <= _LARGEST:
+    if not torch.compiler.is_exporting() or not isinstance(size, int) or size <= _MOST_WEIGHT_BYTES:
         return
     rule = "torch.export traces a model that returns its attentions, and they would be larger than the limit."
-    found, fix = f"{size:,} bytes, the limit is {_LARGEST:,}", "output_attentions=False, or fewer tokens."
+    found, fix = f"{size:,} bytes, the limit is {_MOST_WEIGHT_BYTES:,}", "output_attentions=False, or fewer tokens."
     # The compiler can make no MemoryError; its own error has the texts of this one.
     error = BackendError if torch.compiler.is_dynamo_compiling() else TooLargeError
     raise error(rule, found, fix, query=query, where="attlas.huggingface")
 
 
-def _added(allowed: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _mask_argument(allowed: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return the mask argument of SDPA: the allowed pairs, or one bias that hides the others."""
     if bias is None:
         return allowed if allowed is None or allowed.dtype is torch.bool else allowed.to(dtype)
@@ -158,7 +158,7 @@ def _added(allowed: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> T
     return (bias + allowed).to(dtype)
 
 
-def _weights(
+def _weights_by_definition(
     query: Tensor,
     key: Tensor,
     allowed: Tensor | None,
@@ -174,7 +174,7 @@ def _weights(
     logits = torch.matmul(query.to(accurate), keys.to(accurate).mT) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    added = _added(allowed, bias, accurate)
+    added = _mask_argument(allowed, bias, accurate)
     if added is not None:
         logits = logits.masked_fill(~added, float("-inf")) if added.dtype is torch.bool else logits + added
     top = logits.amax(-1, keepdim=True)

@@ -63,7 +63,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
     def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
         """Return the output: if rows hide different keys, for each run of rows that hide the same ones."""
         problem = A.problem
-        parts = list(_parts(problem.mask))
+        parts = list(_conjuncts_of_mask(problem.mask))
         hides = any(isinstance(part, OutsideRectangle) or _hides_in_some_heads(part) for part in parts)
         if not hides or problem.shape[2] < _FEW_ROWS or problem.partial or not problem.score.position_free:
             return pool(A, values)
@@ -87,7 +87,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
         mask = _all_of([part for part in parts if not isinstance(part, OutsideRectangle)])
         base = replace(problem, mask=mask, versions=problem.versions)
         # One run of rows is left, from row 0 on: the keys that are hidden from row 0 are hidden from all.
-        found = _compact(base, [part for part in outside if part.hides_from(0)], memory)
+        found = _compact_problem(base, [part for part in outside if part.hides_from(0)], memory)
         if found is None:
             return pool(A, values)
         compact, runs = found
@@ -101,10 +101,10 @@ def per_head(t: Tensor, heads: int) -> Tensor:
     return t.repeat_interleave(heads // t.shape[1], dim=1) if t.shape[1] != heads else t
 
 
-def _parts(mask: Mask | None) -> Iterator[Mask]:
+def _conjuncts_of_mask(mask: Mask | None) -> Iterator[Mask]:
     """Yield the masks that a mask is made of by ``&``, from left to right."""
     if isinstance(mask, And):
-        yield from (*_parts(mask.left), *_parts(mask.right))
+        yield from (*_conjuncts_of_mask(mask.left), *_conjuncts_of_mask(mask.right))
     elif mask is not None:
         yield mask
 
@@ -161,7 +161,7 @@ def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
     return torch.cat(parts, dim=2, out=buffer)
 
 
-def _compact(base: Problem, outside: list[OutsideRectangle], memory: Memory) -> tuple[Problem, Runs] | None:
+def _compact_problem(base: Problem, outside: list[OutsideRectangle], memory: Memory) -> tuple[Problem, Runs] | None:
     """Return the problem of the keys that are left, and the runs of keys that these are.
 
     None where the mask of a row would not be one run of the keys that are left.
@@ -169,7 +169,7 @@ def _compact(base: Problem, outside: list[OutsideRectangle], memory: Memory) -> 
     n = base.shape[3]
     of_mask = [(version.changes, version.address) for version in base.versions if version.name == "mask"]
     of_runs = base.shape, base.device, base.batch_ids.tolist(), base.head_ids.tolist()
-    key = list(_parts(base.mask)), of_runs, of_mask, [(part.keys, part.column) for part in outside]
+    key = list(_conjuncts_of_mask(base.mask)), of_runs, of_mask, [(part.keys, part.column) for part in outside]
     if memory.key != key:  # the layers of a model share their masks
         memory.key, memory.found = key, _mask_of_rest(base, outside)
     if memory.found is None:

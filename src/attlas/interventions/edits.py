@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attlas.engine.problem import Problem
     from attlas.matrix.weights import Weights
 
-_CELLS = 1 << 22  # cells of a linear attention layer that are held at a time
+_CELLS_AT_ONCE = 1 << 22  # cells of a linear attention layer that are held at a time
 Layers: TypeAlias = "Iterable[int | str] | int | str | None"
 
 
@@ -130,12 +130,12 @@ class Intervention:
             """Return the output, with rows of detached weights where queries are chosen."""
             if not (torch.is_grad_enabled() and A.requires_grad):
                 return pool(A, values)
-            chosen, stopped = self._rows(call, A.weights), pool(A.detach(), values)
+            chosen, stopped = self._chosen_rows(call, A.weights), pool(A.detach(), values)
             return stopped if bool(chosen.all()) else torch.where(chosen, stopped, pool(A, values))
 
         return pooled
 
-    def _rows(self, call: Call, of: Weights | Tensor) -> Tensor:
+    def _chosen_rows(self, call: Call, of: Weights | Tensor) -> Tensor:
         """Return which heads and queries this intervention is about, as bool (1, heads, m or 1, 1).
 
         `of` has the axes (batch, heads, m, ...).
@@ -186,7 +186,7 @@ class _PairIntervention(Intervention):
     def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         """Return the matrix with the chosen pairs masked out."""
         others, mask = self.other_pairs(A, call), A.mask
-        return _changed(A, mask=others if mask is None else mask & others)
+        return _with_problem_fields(A, mask=others if mask is None else mask & others)
 
 
 class Suppress(_PairIntervention):
@@ -273,7 +273,7 @@ class Suppress(_PairIntervention):
                 return pool(A, self._zero_chosen_keys(values, A, call))
             B = self.hide_pairs(A, call)
             # exp(B.lse - A.lse), the share of each row that is left.
-            return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
+            return pool(B, values) * _share_of_weight_left(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
 
         return pooled
 
@@ -284,7 +284,7 @@ class Suppress(_PairIntervention):
         if len(call.heads) == heads:
             return values.where(seen, 0.0)
         others = torch.ones(heads, dtype=torch.bool, device=values.device).index_fill(
-            0, _index(call.heads, values), False
+            0, _as_index_tensor(call.heads, values), False
         )
         return per_head(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
 
@@ -299,7 +299,7 @@ class Suppress(_PairIntervention):
                 taken = A @ self._chosen_values(given.values)
             else:
                 taken = _product_of_pairs(A, ~self.other_pairs(A, call), given.values)
-        return torch.where(self._rows(call, out), out - taken.to(out.dtype), out)
+        return torch.where(self._chosen_rows(call, out), out - taken.to(out.dtype), out)
 
     def _chosen_values(self, values: Tensor) -> Tensor:
         """Return the values of the suppressed keys, 0 for the others."""
@@ -366,17 +366,17 @@ class ScaleLogits(_PairIntervention):
         problem, factor = A.problem, self.factor
         _, heads, _, n = problem.shape
         if not self.positions and self.pairs is None and len(call.heads) == heads:
-            return _changed(A, score=problem.score * factor)
+            return _with_problem_fields(A, score=problem.score * factor)
         # Tokens of 16 bits would round what they are multiplied by.
         is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
         if is_plain and self.keys is None:
-            factors = torch.where(self._rows(call, A.weights), factor, 1.0).to(problem.q)
-            return _changed(A, q=problem.q * factors)
+            factors = torch.where(self._chosen_rows(call, A.weights), factor, 1.0).to(problem.q)
+            return _with_problem_fields(A, q=problem.q * factors)
         if is_plain and self.keys is not None and self.queries is None and len(call.heads) == heads:
             positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
             factors = torch.where(self.keys.has(positions), factor, 1.0).to(problem.k)
-            return _changed(A, k=problem.k * factors.unsqueeze(-1))
-        return _changed(A, score=ScaledPairs(problem.score, factor, self.other_pairs(A, call)))
+            return _with_problem_fields(A, k=problem.k * factors.unsqueeze(-1))
+        return _with_problem_fields(A, score=ScaledPairs(problem.score, factor, self.other_pairs(A, call)))
 
 
 class ScaledPairs(Derived):
@@ -451,8 +451,8 @@ class Temperature(Intervention):
         if self.queries is not None:
             rule = "a layer with sinks takes one temperature for all queries."
             raise ShapeError(rule, "queries and a sink", "no queries=", layer=call.site.path, where=self.where)
-        chosen = self._rows(call, A.weights).flatten()
-        return _changed(scaled, sink=torch.where(chosen, sink * self._scale.factor, sink))
+        chosen = self._chosen_rows(call, A.weights).flatten()
+        return _with_problem_fields(scaled, sink=torch.where(chosen, sink * self._scale.factor, sink))
 
 
 class ReplaceWeights(Intervention):
@@ -508,11 +508,11 @@ class ReplaceWeights(Intervention):
         # Put queries, keys, sink and mask of the recording in the place of those of the chosen heads.
         problem = A.problem
         batch, count, m, n = problem.shape
-        heads, source = self._source(call)
+        heads, source = self._recorded_source(call)
         self._check_heads(call, heads)
         own = torch.tensor([heads.index(number) for number in call.numbers], device="cpu")
-        other = self._part(source, call, A).select(slice(None), own)
-        places = _index(call.heads, problem.q)
+        other = self._recorded_part(source, call, A).select(slice(None), own)
+        places = _as_index_tensor(call.heads, problem.q)
         q = problem.q.index_copy(1, places, other.q.to(problem.q).expand(batch, -1, -1, -1))
         k = per_head(other.k, len(own)).to(problem.k).expand(batch, -1, -1, -1)
         k = per_head(problem.k, count).index_copy(1, places, k)
@@ -523,7 +523,7 @@ class ReplaceWeights(Intervention):
         masks = other.mask, problem.mask
         theirs, mask = (None if part is None else Placed(part, range(m), range(n)) for part in masks)
         hiding = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
-        return _changed(A, q=q, k=k, mask=hiding, sink=sink)
+        return _with_problem_fields(A, q=q, k=k, mask=hiding, sink=sink)
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         # A bias that is learned is a part of the model's score.
@@ -543,7 +543,7 @@ class ReplaceWeights(Intervention):
             found = f"head {absent[0]}, recorded are {heads}"
             raise OutOfRangeError(rule, found, f"heads={list(heads)}", attention=call.site.path, where=self.where)
 
-    def _source(self, call: Call) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
+    def _recorded_source(self, call: Call) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
         """Return the recorded heads and the recording itself, for the attention that is called."""
         recording = self.recording
         if isinstance(recording, AttentionMatrix):
@@ -560,7 +560,7 @@ class ReplaceWeights(Intervention):
         return found[0].heads, found[0]
 
     @public()
-    def _part(self, source: Entry | AttentionMatrix, call: Call, A: AttentionMatrix) -> Problem:
+    def _recorded_part(self, source: Entry | AttentionMatrix, call: Call, A: AttentionMatrix) -> Problem:
         """Return the recorded problem cut to the positions of the call's queries and keys.
 
         Raise where it does not fit.
@@ -695,12 +695,12 @@ class Ablate(Intervention):
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         # Pool as before, then overwrite the rows of chosen heads and queries.
-        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A.weights), call)
+        return lambda A, values: self._with_value_in_rows(pool(A, values), self._chosen_rows(call, A.weights), call)
 
     def linear_output(self, out: Tensor, call: Call, read: Callable[[], LinearCall]) -> Tensor:
-        return self._replaced(out, self._rows(call, out), call)
+        return self._with_value_in_rows(out, self._chosen_rows(call, out), call)
 
-    def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
+    def _with_value_in_rows(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
         """Return the output with `value` in the rows that `chosen` marks.
 
         The output has the shape (batch, heads, m, e), `chosen` (1, heads, m, 1).
@@ -728,12 +728,12 @@ def _product_of_pairs(A: AttentionMatrix, pairs: Mask, values: Tensor) -> Tensor
         return torch.where(chosen, weights.cells(rows, range(n)), 0.0) @ v
 
     keep_none = torch.is_grad_enabled() and (A.requires_grad or v.requires_grad)
-    parts = cut(m, max(1, _CELLS // max(batch * heads * n, 1)))
+    parts = cut(m, max(1, _CELLS_AT_ONCE // max(batch * heads * n, 1)))
     found = [checkpoint(some, rows, v, use_reentrant=False) if keep_none else some(rows, v) for rows in parts]
     return torch.cat(found, dim=2) if found else v[:, :, :0]
 
 
-def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
+def _with_problem_fields(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
     """Return the matrix with some fields of its problem replaced.
 
     Rows that sum to less than 1 (`partial`) keep their log-sum-exp.
@@ -742,12 +742,12 @@ def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
     return softmax_matrix(problem, A.plan, lse=A.softmax_weights.lse() if problem.partial else None)
 
 
-def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:
+def _as_index_tensor(numbers: tuple[int, ...], like: Tensor) -> Tensor:
     """Return numbers as an index tensor on the device of `like`."""
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
 
 
-def _share(part: Tensor, whole: Tensor) -> Tensor:
+def _share_of_weight_left(part: Tensor, whole: Tensor) -> Tensor:
     """Return which fraction of each row's weight is left.
 
     ``exp(part - whole)`` of two log-sum-exps, 0 where it is empty.

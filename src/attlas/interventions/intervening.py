@@ -162,13 +162,13 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     def on_attention(self, call: AttentionCall) -> None:
         # A chosen attention that only offers its weights, to be read, cannot be changed.
         site = None if in_backward() else self._site_of(call.module, call.number)
-        if site is None or not any(self._chosen(item, site) for item in self._interventions):
+        if site is None or not any(self._is_about(item, site) for item in self._interventions):
             return
         rule = "an attention that only offers its weights cannot be changed."
         fix = "attlas.attention(q, k, v), or A @ v, without offer(module, A): both are changed by themselves."
         raise RecordingError(rule, type(call.module).__name__, fix, module=site.path, where=self.where)
 
-    def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
+    def _is_about(self, item: Intervention, site: AttentionSite) -> bool:
         """Return whether an intervention is about this attention."""
         return item.selection.includes(site, self._attentions)
 
@@ -204,8 +204,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         # Keys that a `Suppress` hides from a run of rows are left out of the product, which is faster than a mask.
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
-            if self._chosen(item, site):
-                change = self._applied(number, item, module, site, change, (query, key))
+            if self._is_about(item, site):
+                change = self._with_intervention(number, item, module, site, change, (query, key))
         return change
 
     @public()
@@ -232,7 +232,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     def _changed_output(self, site: AttentionSite, out: Tensor, read: Callable[[], LinearCall]) -> Tensor:
         """Return what the heads of a linear attention compute, shape (batch, heads, n, e), as it is changed."""
         for number, item in enumerate(self._interventions):
-            if not self._chosen(item, site):
+            if not self._is_about(item, site):
                 continue
             heads = item.selection.heads_of(site, self._attentions, out.shape[1])
             for axis in ("queries", "keys"):
@@ -252,7 +252,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             out = changed
         return out
 
-    def _applied(
+    def _with_intervention(
         self,
         number: int,
         item: Intervention,

@@ -28,7 +28,7 @@ def positions_of(name: str, value: Where | None) -> Positions | None:
     """
     if value is None:
         return None
-    runs = _runs(value)
+    runs = _runs_of_positions(value)
     if runs is None:
         rule = f"{name} must be a position, a span or a list of positions."
         fix = f"{name}=7, {name}=slice(3, 9), {name}=(3, 9) for the same span, or {name}=[3, 5, 8]"
@@ -49,7 +49,7 @@ def positions_of(name: str, value: Where | None) -> Positions | None:
     return Positions(tuple(found))
 
 
-def _runs(value: Any) -> list[tuple[int, int]] | None:
+def _runs_of_positions(value: Any) -> list[tuple[int, int]] | None:
     """Return the runs (start, stop) of positions that an argument names; None where it names none that are valid."""
     if isinstance(value, slice) and value.step in (None, 1):
         value = (0 if value.start is None else value.start, OPEN_END if value.stop is None else value.stop)

@@ -189,13 +189,13 @@ class Mask(Stored, ABC):
         return 0
 
     def __and__(self, other: Mask) -> Mask:
-        return And(self, _mask(other, "&"))
+        return And(self, _mask_operand(other, "&"))
 
     def __or__(self, other: Mask) -> Mask:
-        return Or(_boolean(self, "|"), _boolean(_mask(other, "|"), "|"))
+        return Or(_boolean_operand(self, "|"), _boolean_operand(_mask_operand(other, "|"), "|"))
 
     def __invert__(self) -> Mask:
-        return Not(_boolean(self, "~"))
+        return Not(_boolean_operand(self, "~"))
 
     def __bool__(self) -> bool:
         rule = "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks."
@@ -210,7 +210,7 @@ class Mask(Stored, ABC):
         return type(self).__name__ + "()"
 
 
-def _mask(value: object, operator: str) -> Mask:
+def _mask_operand(value: object, operator: str) -> Mask:
     """Return the operand of a mask operator; raise a DtypeError where it is not a mask."""
     if isinstance(value, Mask):
         return value
@@ -219,7 +219,7 @@ def _mask(value: object, operator: str) -> Mask:
     raise DtypeError(rule, found, fix, other=f"{type(value).__name__}", where=f"mask {operator} other")
 
 
-def _boolean(mask: Mask, operator: str) -> Mask:
+def _boolean_operand(mask: Mask, operator: str) -> Mask:
     """Return a mask; raise where it is additive, which no operator but ``&`` allows."""
     if not mask.log_weights():
         return mask
@@ -255,7 +255,7 @@ class Combined(Mask):
         return max(part.reach() for part in self.parts)
 
 
-class _Pair(Combined):
+class _PairOfMasks(Combined):
     """Two masks that are combined, pair by pair."""
 
     stored = ("left", "right")
@@ -268,7 +268,7 @@ class _Pair(Combined):
 
     def allows(self, at: Tile) -> Tensor:
         # Skip a mask that has no effect on this tile.
-        neutral = _OPPOSITE[self.absorbing]  # where one mask has this state, the other alone decides
+        neutral = _OPPOSITE_STATE[self.absorbing]  # where one mask has this state, the other alone decides
         if tracing():  # a state may ask for numbers that a program does not have while it is traced
             return self.combine(self.left.allows(at), self.right.allows(at))
         if self.left.coverage(at) is neutral:
@@ -300,7 +300,7 @@ class _Pair(Combined):
         """
 
 
-class And(_Pair):
+class And(_PairOfMasks):
     """Pairs that both masks allow; made by ``left & right``.
 
     Parameters
@@ -354,7 +354,7 @@ class And(_Pair):
         return f"{self.left.name()} & {self.right.name()}"
 
 
-class Or(_Pair):
+class Or(_PairOfMasks):
     """Pairs that one mask or the other allows; made by ``left | right``.
 
     Parameters
@@ -424,7 +424,7 @@ class Not(Combined):
 
     def coverage(self, at: Tile) -> BlockState:
         # FULL becomes EMPTY, EMPTY becomes FULL.
-        return _OPPOSITE[self.inner.coverage(at)]
+        return _OPPOSITE_STATE[self.inner.coverage(at)]
 
     def name(self) -> str:
         inner = self.inner.name()
@@ -440,11 +440,11 @@ def edges(at: Tile) -> tuple[int, int, int, int] | None:
         None where the tile is empty, where an index lies on a GPU and reading it would wait, and where torch traces
         the program, which has no numbers then.
     """
-    rows, columns = _ends(at.rows, at.row_index), _ends(at.columns, at.column_index)
+    rows, columns = _first_and_last(at.rows, at.row_index), _first_and_last(at.columns, at.column_index)
     return None if rows is None or columns is None else rows + columns
 
 
-def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
+def _first_and_last(span: range, index: Tensor | None) -> tuple[int, int] | None:
     """Return the first and last position of a tile along one axis; None where it has none, or they lie on a GPU."""
     if index is None:
         return (span.start, span.stop - 1) if len(span) else None
@@ -453,4 +453,4 @@ def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
     )
 
 
-_OPPOSITE = dict(zip(BlockState, reversed(BlockState), strict=True))
+_OPPOSITE_STATE = dict(zip(BlockState, reversed(BlockState), strict=True))

@@ -22,11 +22,11 @@ from attlas.scores.position import TensorBias, cells_of, heads_of
 
 __all__ = ["AdditiveMask", "FunctionMask", "TensorMask", "from_function", "from_tensor"]
 
-_BLOCK = 64  # rows and columns of the blocks whose coverage is kept
-_TOGETHER = 1 << 26  # cells on a device that are judged at a time
+_BLOCK_SIDE = 64  # rows and columns of the blocks whose coverage is kept
+_CELLS_AT_ONCE = 1 << 26  # cells on a device that are judged at a time
 
 
-class _Stored(Mask):
+class _StoredCells(Mask):
     """What `TensorMask` and `AdditiveMask` share: the tensor, the cells of a tile, and coverage by blocks of 64 x 64.
 
     Parameters
@@ -64,21 +64,23 @@ class _Stored(Mask):
     def allows(self, at: Tile) -> Tensor:
         lacks = self.tensor.dtype is torch.float64 and not has_float64(at.device)
         if lacks and not tracing():  # what numbers of float64 forbid is decided by them
-            return to_device(cells_of(self._copies.for_tiles(self._allowed, at.device), at), at.device)
+            return to_device(cells_of(self._copies.for_tiles(self._allowed_cells, at.device), at), at.device)
         return to_device(self.rule(cells_of(self._copies.for_tiles(self.cells, at.device), at)), at.device)
 
     @cached_property
-    def _allowed(self) -> Tensor:
+    def _allowed_cells(self) -> Tensor:
         """Which cells are allowed, where the tensor is."""
-        return self.rule(_own(self.cells))
+        return self.rule(_without_repeats(self.cells))
 
     def coverage(self, at: Tile) -> BlockState:
         # Less than a block is as quickly computed as judged; a list of places has no block.
-        if at.scattered or len(at.rows) < _BLOCK or len(at.columns) < _BLOCK:
+        if at.scattered or len(at.rows) < _BLOCK_SIDE or len(at.columns) < _BLOCK_SIDE:
             return BlockState.PARTIAL
         height, width = self.cells.shape[2:]
-        columns = slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK, -(-at.columns.stop // _BLOCK))
-        block_rows = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
+        columns = (
+            slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK_SIDE, -(-at.columns.stop // _BLOCK_SIDE))
+        )
+        block_rows = range(1) if height == 1 else range(at.rows.start // _BLOCK_SIDE, -(-at.rows.stop // _BLOCK_SIDE))
         found = False  # whether any cell of the tile is allowed
         whole = True  # whether all are
         for block_row in block_rows:
@@ -103,10 +105,10 @@ class _Stored(Mask):
         # One row of keys for all heads and queries is what a padding mask is.
         return ~self.allows(at)[:, 0, 0] if at.m > 1 and self.cells.shape[1:3] == (1, 1) else None
 
-    def _forget(self) -> None:
+    def _drop_computed(self) -> None:
         """Drop what was computed from the tensor, since the user has changed it in place."""
         self._block_rows, self._changes = {}, changes_of(self.tensor)
-        for name in ("_all_blocks", "_allowed"):
+        for name in ("_all_blocks", "_allowed_cells"):
             vars(self).pop(name, None)
 
     def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
@@ -115,11 +117,13 @@ class _Stored(Mask):
             some, every, _ = self._all_blocks
             return some[:, :, block_row], every[:, :, block_row]
         if block_row not in self._block_rows:
-            allowed = self.rule(_own(self.cells)[:, :, block_row * _BLOCK : (block_row + 1) * _BLOCK])
+            allowed = self.rule(
+                _without_repeats(self.cells)[:, :, block_row * _BLOCK_SIDE : (block_row + 1) * _BLOCK_SIDE]
+            )
             some, every = allowed.any(dim=2), allowed.all(dim=2)
-            edge = -some.shape[-1] % _BLOCK  # columns that the last block lacks: filled with what changes nothing
-            some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK)).any(-1)
-            every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK)).all(-1)
+            edge = -some.shape[-1] % _BLOCK_SIDE  # columns that the last block lacks: filled with what changes nothing
+            some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK_SIDE)).any(-1)
+            every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK_SIDE)).all(-1)
             self._block_rows[block_row] = some, every
         return self._block_rows[block_row]
 
@@ -129,19 +133,21 @@ class _Stored(Mask):
 
         The blocks have the shape (batch, heads, rows of blocks, blocks of columns).
         """
-        own = _own(self.cells).detach()
+        own = _without_repeats(self.cells).detach()
         parts: list[tuple[Tensor, Tensor]] = []
         boolean = torch.ones((), dtype=torch.bool, device=own.device)
-        for rows in cut(own.shape[2], max(_TOGETHER // max(own[:, :, 0].numel(), 1) // _BLOCK, 1) * _BLOCK):
+        for rows in cut(
+            own.shape[2], max(_CELLS_AT_ONCE // max(own[:, :, 0].numel(), 1) // _BLOCK_SIDE, 1) * _BLOCK_SIDE
+        ):
             cells = own[:, :, rows.start : rows.stop]
             allowed = self.rule(cells)
             boolean = boolean & ((cells == 0) | ~allowed).all()
             # The last blocks are filled up, for `any` with False and for `all` with True.
-            edges = (0, -allowed.shape[3] % _BLOCK, 0, -allowed.shape[2] % _BLOCK)
+            edges = (0, -allowed.shape[3] % _BLOCK_SIDE, 0, -allowed.shape[2] % _BLOCK_SIDE)
             some, every = (
                 torch.nn.functional.pad(allowed, edges, value=value)
-                .unflatten(-1, (-1, _BLOCK))
-                .unflatten(2, (-1, _BLOCK))
+                .unflatten(-1, (-1, _BLOCK_SIDE))
+                .unflatten(2, (-1, _BLOCK_SIDE))
                 for value in (False, True)
             )
             parts.append((some.any(-1).any(3), every.all(-1).all(3)))
@@ -155,7 +161,7 @@ class _Stored(Mask):
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         # Raise an error where the mask does not fit a matrix of these sizes.
         if self._changes != changes_of(self.tensor):  # between two matrices it may change
-            self._forget()
+            self._drop_computed()
         self._copies.forget(self.tensor)
         wanted = (math.prod(batch), heads, m, n)
         # Which sizes differ, as text for the error.
@@ -189,7 +195,7 @@ class _Stored(Mask):
         return f"from_tensor({str(self.tensor.dtype).removeprefix('torch.')} {self.axes})"
 
 
-class TensorMask(_Stored):
+class TensorMask(_StoredCells):
     """Pairs where a tensor of bool is True; made by `from_tensor`.
 
     Parameters
@@ -218,7 +224,7 @@ class TensorMask(_Stored):
         return t
 
 
-class AdditiveMask(_Stored):
+class AdditiveMask(_StoredCells):
     """Log-weights that are added to the scores, and forbid where they are ``-inf``; made by `from_tensor`.
 
     Parameters
@@ -262,25 +268,25 @@ class AdditiveMask(_Stored):
             self._weights = () if self._is_boolean() else (TensorBias(self.cells),)
         return self._weights
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_computed(self) -> None:
+        super()._drop_computed()
         self._weights = None
 
     def _is_boolean(self) -> bool:
         """Return whether all numbers are 0 or forbid their cell, so that there is nothing to add to the scores."""
         if self.tensor.requires_grad or tracing():
             return False
-        own = _own(self.cells)
+        own = _without_repeats(self.cells)
         if own.device.type != "cpu":
             return not own.numel() or self._all_blocks[2]
-        for rows in cut(own.shape[2], _BLOCK):  # some rows at a time: no copy of the whole tensor
+        for rows in cut(own.shape[2], _BLOCK_SIDE):  # some rows at a time: no copy of the whole tensor
             cells = own[:, :, rows.start : rows.stop]
             if not bool(((cells == 0) | ~self.rule(cells)).all()):
                 return False
         return True
 
 
-def _own(cells: Tensor) -> Tensor:
+def _without_repeats(cells: Tensor) -> Tensor:
     """Return the cells without repetitions: a batch or head axis made by `expand` (stride 0) becomes one of size 1."""
     for axis in (0, 1):
         if cells.stride(axis) == 0 and cells.shape[axis] > 1:
@@ -440,7 +446,7 @@ class FunctionMask(Mask):
     """
 
     def __init__(self, mask_mod: MaskFunction, broadcasts: bool = True) -> None:
-        self._function = TileFunction(mask_mod, _name(mask_mod), ("b", "h", "i", "j"), broadcasts)
+        self._function = TileFunction(mask_mod, _constructor_text(mask_mod), ("b", "h", "i", "j"), broadcasts)
 
     @property
     def mask_mod(self) -> MaskFunction:
@@ -462,9 +468,9 @@ class FunctionMask(Mask):
         raise DtypeError("mask_mod must return True or False.", found, fix, arguments=given, where=self.name())
 
     def name(self) -> str:
-        return _name(self.mask_mod)
+        return _constructor_text(self.mask_mod)
 
 
-def _name(function: object) -> str:
+def _constructor_text(function: object) -> str:
     """Return how a mask made of this function is written: "from_function(name)"."""
     return f"from_function({getattr(function, '__name__', type(function).__name__)})"

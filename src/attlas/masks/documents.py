@@ -20,7 +20,7 @@ __all__ = ["Documents", "Padding", "Prefix"]
 Lengths: TypeAlias = "int | Sequence[int] | Tensor"
 
 
-class _Counted(Mask):
+class _KeyLengths(Mask):
     """Masks of one length for each sequence, or one for all: so many keys at one end may be attended to.
 
     Parameters
@@ -38,16 +38,16 @@ class _Counted(Mask):
         self._copies = DeviceCopies()
         #: The tensor that the lengths are copied from, and how often it was changed by then.
         self.given = (lengths, changes_of(lengths)) if isinstance(lengths, Tensor) else None
-        self._read(lengths)
+        self._copy_to_cpu(lengths)
 
     @public()
-    def _read(self, lengths: Lengths) -> None:
+    def _copy_to_cpu(self, lengths: Lengths) -> None:
         """Copy the lengths to the CPU, and raise where one is negative.
 
         They are there because `coverage` reads them for every tile, and must not wait for a GPU.
         """
         label = self.label
-        given = _integers(type(self).__name__, label, lengths, "give one whole number for each sequence: [7, 5].")
+        given = _as_int64(type(self).__name__, label, lengths, "give one whole number for each sequence: [7, 5].")
         self.axes, self.lengths = tuple(given.shape), given.flatten()
         # A program that torch traces cannot look at them: where it runs, the mask is made again and does.
         known = given.numel() > 0 and not tracing()
@@ -60,7 +60,7 @@ class _Counted(Mask):
         """Return the lengths of a tile's batch entries, on the CPU, shape (batches,) or (1,)."""
         return self.lengths if self.lengths.numel() == 1 else self.lengths[at.batch_ids]
 
-    def _there(self, at: Tile) -> Tensor:
+    def _lengths_on_device(self, at: Tile) -> Tensor:
         """Return the lengths of a tile's batch entries on the tile's device, shape (batches,) or (1,)."""
         if at.device.type == "cpu":
             return self.of(at)
@@ -68,7 +68,7 @@ class _Counted(Mask):
         return lengths if lengths.numel() == 1 else lengths[at.b.flatten()]
 
     def allows(self, at: Tile) -> Tensor:
-        lengths = self._there(at).view(-1, 1, 1, 1)
+        lengths = self._lengths_on_device(at).view(-1, 1, 1, 1)
         return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
 
     def coverage(self, at: Tile) -> BlockState:
@@ -84,14 +84,14 @@ class _Counted(Mask):
         return BlockState.FULL if last < int(lengths.min()) else BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        lengths = self._there(at).view(-1, 1, 1)
+        lengths = self._lengths_on_device(at).view(-1, 1, 1)
         end = torch.full_like(lengths, at.n)
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         # The user may change the tensor of lengths between two matrices: then it is read again.
         if self.given is not None and changes_of(self.given[0]) != self.given[1]:
-            self._read(self.given[0])
+            self._copy_to_cpu(self.given[0])
             self.given = self.given[0], changes_of(self.given[0])
         fix = f"give {math.prod(batch)} numbers, or one for all."
         if len(self.axes) == 2 and self.axes[1] == n:
@@ -111,7 +111,7 @@ class _Counted(Mask):
         return f"{type(self).__name__}([{', '.join(map(str, numbers[:4]))}{more}])"
 
 
-class Prefix(_Counted):
+class Prefix(_KeyLengths):
     """Every query sees the first keys of its sequence.
 
     Parameters
@@ -169,7 +169,7 @@ class Prefix(_Counted):
         return int(self.lengths[0]) if self.lengths.numel() else 0
 
 
-class Padding(_Counted):
+class Padding(_KeyLengths):
     """Keys that are tokens, and not the filling that makes sequences of a batch equally long.
 
     Parameters
@@ -305,12 +305,12 @@ class Documents(Mask):
         self.given: tuple[Any, ...] | None = None
         if isinstance(ids, Tensor) or isinstance(query_ids, Tensor):
             self.given = (ids, query_ids, changes_of(ids), changes_of(query_ids))
-        self._read(ids, query_ids)
+        self._copy_to_cpu(ids, query_ids)
 
-    def _read(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None) -> None:
+    def _copy_to_cpu(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None) -> None:
         """Copy the ids from what the user gave."""
-        self.keys: _Ids = _Ids("ids", ids)
-        self.queries: _Ids = self.keys if query_ids is None else _Ids("query_ids", query_ids)
+        self.keys: _TokenIds = _TokenIds("ids", ids)
+        self.queries: _TokenIds = self.keys if query_ids is None else _TokenIds("query_ids", query_ids)
 
     def to_dict(self) -> dict[str, Any]:
         return {"ids": self.keys.given, "query_ids": None if self.queries is self.keys else self.queries.given}
@@ -363,7 +363,7 @@ class Documents(Mask):
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         # The user may change the tensors of ids between two matrices: then they are read again.
         if self.given is not None and self.given[2:] != tuple(map(changes_of, self.given[:2])):
-            self._read(*self.given[:2])
+            self._copy_to_cpu(*self.given[:2])
             self.given = (*self.given[:2], *map(changes_of, self.given[:2]))
         for ids in (self.keys, self.queries):
             _check_batch("Documents", ids.label, ids.axes[:-1], batch, f"give {ids.label} for {math.prod(batch)}.")
@@ -383,7 +383,7 @@ class Documents(Mask):
         return f"Documents({self.keys.axes}{queries})"
 
 
-class _Ids:
+class _TokenIds:
     """Ids of tokens: one copy on the CPU for coverage, one on each device that asks for tiles.
 
     Parameters
@@ -396,7 +396,7 @@ class _Ids:
 
     @public("Documents()")
     def __init__(self, label: str, ids: Sequence[int] | Tensor) -> None:
-        given = _integers("Documents", label, ids, "number the documents: [0, 0, 1, 1, 1].")
+        given = _as_int64("Documents", label, ids, "number the documents: [0, 0, 1, 1, 1].")
         if given.ndim == 0:
             rule = f"{label} must have one id for each token."
             raise ShapeError(rule, "a single number", "number the documents: [0, 0, 1, 1, 1].", arguments={label: ids})
@@ -430,7 +430,7 @@ class _Ids:
         return ids[at.b.flatten() if device == at.device else at.batch_ids]
 
 
-def _integers(mask: str, label: str, value: Lengths, fix: str) -> Tensor:
+def _as_int64(mask: str, label: str, value: Lengths, fix: str) -> Tensor:
     """Return whole numbers as a new tensor of int64 on the CPU, or raise a DtypeError with this fix.
 
     `mask` is the name of the mask, and `label` that of its argument `value`.

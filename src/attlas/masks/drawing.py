@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attlas.foundation.tiles import Tile
 
-_CELLS = 16  # cells of a drawing, at most, along each axis
-_SAMPLES = 8  # queries and keys looked at in one cell of a drawing, at most, along each axis
+_MOST_CELLS = 16  # cells of a drawing, at most, along each axis
+_MOST_SAMPLES = 8  # queries and keys looked at in one cell of a drawing, at most, along each axis
 _ALL, _PART, _NONE = "■", "▨", "·"
 
 
@@ -59,13 +59,13 @@ def picture(mask: Drawable, m: int | None = None, n: int | None = None) -> str:
       ■ ■ ■ ■ ■ ■
       3 queries × 6 keys
     """
-    m, n = _size(mask, m, n)
+    m, n = _drawn_size(mask, m, n)
     caption = f"  {m:,} {'query' if m == 1 else 'queries'} × {n:,} {'key' if n == 1 else 'keys'}"
     if m < 1 or n < 1:
         return caption
-    rows, columns = _Axis(m), _Axis(n)
+    rows, columns = _SampledAxis(m), _SampledAxis(n)
     try:
-        allowed = _sample(mask, rows, columns)
+        allowed = _sampled_cells(mask, rows, columns)
     except Exception as error:  # noqa: BLE001  # a repr must not raise, whatever a mask of the user's does
         reason = (str(error).splitlines() or [""])[0]
         return f"  (no picture at{caption[1:]}: {type(error).__name__}: {reason})"
@@ -81,14 +81,14 @@ def picture(mask: Drawable, m: int | None = None, n: int | None = None) -> str:
     return "\n".join([*lines, caption])
 
 
-class _Axis:
+class _SampledAxis:
     """The queries, or the keys, that are looked at: `samples` places in each of `cells` cells."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.step = -(-size // _CELLS)
+        self.step = -(-size // _MOST_CELLS)
         self.cells = -(-size // self.step)
-        self.samples = min(self.step, _SAMPLES)
+        self.samples = min(self.step, _MOST_SAMPLES)
         first = torch.arange(self.cells, device="cpu").view(-1, 1) * self.step
         last = (first + self.step - 1).clamp(max=size - 1)
         # Integer arithmetic keeps both ends of each cell, and sizes above 2**24 exact.
@@ -96,7 +96,7 @@ class _Axis:
         self.places = (first + (last - first) * share // max(self.samples - 1, 1)).flatten()
 
 
-def _sample(mask: Drawable, rows: _Axis, columns: _Axis) -> Tensor:
+def _sampled_cells(mask: Drawable, rows: _SampledAxis, columns: _SampledAxis) -> Tensor:
     """Return whether the cells that are looked at are allowed, shape (cells, samples, cells, samples)."""
     one = torch.zeros(1, dtype=torch.int64, device="cpu")
     at = Tile(
@@ -116,14 +116,14 @@ def _sample(mask: Drawable, rows: _Axis, columns: _Axis) -> Tensor:
     return allowed.cpu().view(rows.cells, rows.samples, columns.cells, columns.samples)
 
 
-def _size(mask: Drawable, m: int | None, n: int | None) -> tuple[int, int]:
+def _drawn_size(mask: Drawable, m: int | None, n: int | None) -> tuple[int, int]:
     """Return how many queries and keys are drawn: as given, else as the mask has, else enough for its pattern."""
     own_m, own_n = mask.size()
     n = own_n if n is None else n
     m = own_m if m is None else m
     reach = mask.reach()
-    free = 8 if reach < 4 else _CELLS
-    while reach > free // 2 and free >= _CELLS:  # the pattern takes half of the drawing, so that its shape shows
+    free = 8 if reach < 4 else _MOST_CELLS
+    while reach > free // 2 and free >= _MOST_CELLS:  # the pattern takes half of the drawing, so that its shape shows
         free *= 2
     if n is None:
         n = free if m is None else m

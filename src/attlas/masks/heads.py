@@ -14,7 +14,7 @@ from attlas.errors import DtypeError, OutOfRangeError, counted, kind
 from attlas.foundation.checks import heads_of_three_axes, is_integer
 from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
-from attlas.masks.base import BlockState, Combined, Mask, _boolean
+from attlas.masks.base import BlockState, Combined, Mask, _boolean_operand
 from attlas.masks.local import Window
 
 __all__ = ["Heads"]
@@ -88,7 +88,9 @@ class Heads(Combined):
                 found = found if counts else f"head = {head if type(head) is int else kind(head)}"
                 raise DtypeError(rule, found, fix, where="Heads()")
         every = Window(None, None)  # hides nothing
-        *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*masks.values(), default))
+        *own, self.default = (
+            every if m is None else _boolean_operand(m, "Heads()") for m in (*masks.values(), default)
+        )
         self.heads, self.masks = tuple(masks), tuple(own)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,10 +116,10 @@ class Heads(Combined):
 
     def allows(self, at: Tile) -> Tensor:
         if torch.compiler.is_compiling():
-            return self._chosen(at)
-        return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
+            return self._allowed_while_compiling(at)
+        return _join_heads([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
 
-    def _chosen(self, at: Tile) -> Tensor:
+    def _allowed_while_compiling(self, at: Tile) -> Tensor:
         """Return the allowed pairs while torch compiles, when head numbers cannot be read.
 
         Each mask is asked for all heads, and `torch.where` chooses.
@@ -142,7 +144,7 @@ class Heads(Combined):
                 return None
             firsts.append((places, runs[0]))
             stops.append((places, runs[1]))
-        return _merged(firsts, at.shape[1:3]), _merged(stops, at.shape[1:3])
+        return _join_heads(firsts, at.shape[1:3]), _join_heads(stops, at.shape[1:3])
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         # Raise an error where the mask does not fit a matrix of these sizes.
@@ -168,7 +170,7 @@ def _in_a_row(places: list[int]) -> slice | None:
     return slice(first, stop) if stop - first == len(places) else None
 
 
-def _merged(parts: Sequence[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -> Tensor:
+def _join_heads(parts: Sequence[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -> Tensor:
     """Join tensors of some heads into one of all heads of a tile.
 
     Parameters

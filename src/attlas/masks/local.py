@@ -15,7 +15,7 @@ from attlas.masks.base import BlockState, Mask, edges
 __all__ = ["Causal", "Dilated", "Window"]
 
 
-class _Local(Mask):
+class _DistanceMask(Mask):
     """Masks of the distance between a key and the aligned place of a query.
 
     Parameters
@@ -30,9 +30,9 @@ class _Local(Mask):
 
     @public()
     def __init__(self, left: int | None, right: int | None, offset: int | None) -> None:
-        self.left = None if left is None else _reach("left", left)
-        self.right = None if right is None else _reach("right", right)
-        self.offset = None if offset is None else _whole("offset", offset)
+        self.left = None if left is None else _checked_reach("left", left)
+        self.right = None if right is None else _checked_reach("right", right)
+        self.offset = None if offset is None else _whole_number("offset", offset)
 
     @property
     def is_causal(self) -> bool:
@@ -103,7 +103,7 @@ class _Local(Mask):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class Causal(_Local):
+class Causal(_DistanceMask):
     """Each query sees the keys up to its own place, and no later one.
 
     Parameters
@@ -156,7 +156,7 @@ class Causal(_Local):
         super().__init__(None, 0, offset)
 
 
-class Window(_Local):
+class Window(_DistanceMask):
     """Each query sees the keys near its own place.
 
     Parameters
@@ -219,7 +219,7 @@ class Window(_Local):
         super().__init__(left, right, offset)
 
 
-class Dilated(_Local):
+class Dilated(_DistanceMask):
     """Each query sees every step-th key of a window, counted from its own place.
 
     Parameters
@@ -286,7 +286,7 @@ class Dilated(_Local):
     @public("Dilated()")
     def __init__(self, left: int | None, right: int | None, step: int, offset: int | None = None) -> None:
         super().__init__(left, right, offset)
-        self.step = _whole("step", step)
+        self.step = _whole_number("step", step)
         if self.step < 1:
             fix = "use step=1 for every key of the window."
             raise ShapeError("step must be at least 1.", f"step = {self.step}", fix)
@@ -317,7 +317,7 @@ class Dilated(_Local):
         return max(super().reach(), self.step)  # a step has to be seen even where the window has no limit
 
 
-def _whole(label: str, value: int) -> int:
+def _whole_number(label: str, value: int) -> int:
     """Return a value as an int, or raise a DtypeError where it is no whole number."""
     try:
         return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # None raises
@@ -327,9 +327,9 @@ def _whole(label: str, value: int) -> int:
         raise DtypeError(rule, f"{label} = {value!r} ({type(value).__name__})", fix) from None
 
 
-def _reach(label: str, value: int) -> int:
+def _checked_reach(label: str, value: int) -> int:
     """Return a limit `left` or `right` as an int, or raise a ShapeError where it is negative."""
-    number = _whole(label, value)
+    number = _whole_number(label, value)
     if number >= 0:
         return number
     fix = f"use {label}={-number}: distances to both sides are counted from the query, without a sign."

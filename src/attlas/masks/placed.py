@@ -168,15 +168,15 @@ class Stacked(Mask):
         rows = torch.arange(at.rows.start, at.rows.stop, device="cpu") if at.row_index is None else at.row_index.cpu()
         owner = torch.searchsorted(self._starts, rows, right=True) - 1  # the block of each row
         if at.row_index is None and len(rows) and int(owner[0]) == int(owner[-1]):
-            return self._of(self.blocks[int(owner[0])], at)
+            return self._allowed_of_block(self.blocks[int(owner[0])], at)
         out = torch.zeros(at.shape, dtype=torch.bool, device=at.device)
         for number in owner.unique().tolist():
             some = (owner == number).nonzero().flatten()
             part = replace(at, rows=range(len(some)), row_index=rows[some])
-            out[:, :, to_device(some, at.device)] = self._of(self.blocks[number], part).expand(part.shape)
+            out[:, :, to_device(some, at.device)] = self._allowed_of_block(self.blocks[number], part).expand(part.shape)
         return out
 
-    def _of(self, block: Block, at: Tile) -> Tensor:
+    def _allowed_of_block(self, block: Block, at: Tile) -> Tensor:
         """Return the allowed pairs of a tile all of whose rows belong to one block."""
         keys, mask = block.columns, block.placed
         inside = (at.j >= keys.start) & (at.j < keys.stop)
@@ -194,12 +194,14 @@ class Stacked(Mask):
             return BlockState.PARTIAL
         ends = torch.tensor([at.rows.start, at.rows.stop - 1], device="cpu")
         first, last = (torch.searchsorted(self._starts, ends, right=True) - 1).tolist()  # blocks of the outer rows
-        states = {self._covers(block, at) for block in self.blocks[first : min(last + 1, first + _MOST_BLOCKS)]}
+        states = {
+            self._coverage_of_block(block, at) for block in self.blocks[first : min(last + 1, first + _MOST_BLOCKS)]
+        }
         if last - first >= _MOST_BLOCKS:
             states.add(BlockState.PARTIAL)
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
-    def _covers(self, block: Block, at: Tile) -> BlockState:
+    def _coverage_of_block(self, block: Block, at: Tile) -> BlockState:
         """Return the coverage of the part of a tile that lies in the rows of one block."""
         keys = block.columns
         if at.columns.stop <= keys.start or at.columns.start >= keys.stop:
@@ -299,11 +301,11 @@ class Positions:
     def has(self, positions: Tensor) -> Tensor:
         """Return which of some positions are among these, as bool of the same shape."""
         # A position lies in a run where the number of edges up to it is odd.
-        edges, copies = self._table
+        edges, copies = self._edges_with_copies
         return torch.searchsorted(copies.of(edges, positions.device), positions, right=True) % 2 == 1
 
     @cached_property
-    def _table(self) -> tuple[Tensor, DeviceCopies]:
+    def _edges_with_copies(self) -> tuple[Tensor, DeviceCopies]:
         """The edges as a tensor on the CPU, and the keeper of its copies on devices."""
         return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
 
@@ -339,13 +341,13 @@ class OutsideRectangle(Mask):
         self.queries, self.keys = queries, keys
         self.row, self.column = first_query, first_key
 
-    def _rows(self, at: Tile) -> Tensor:
+    def _queries_in_rectangle(self, at: Tile) -> Tensor:
         """Return which queries of a tile belong to the rectangle, as bool of the shape of `at.i`."""
         i = at.i
         return torch.ones_like(i, dtype=torch.bool) if self.queries is None else self.queries.has(i + self.row)
 
     def allows(self, at: Tile) -> Tensor:
-        rows = self._rows(at)
+        rows = self._queries_in_rectangle(at)
         return ~rows if self.keys is None else ~(rows & self.keys.has(at.j + self.column))
 
     def coverage(self, at: Tile) -> BlockState:
@@ -367,7 +369,7 @@ class OutsideRectangle(Mask):
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         # A chosen query attends to the keys outside the rectangle, which are one run unless several gaps are left.
-        rows = self._rows(at).view(1, 1, -1)
+        rows = self._queries_in_rectangle(at).view(1, 1, -1)
         left = [] if self.keys is None else self.keys.gaps(self.column, self.column + at.n)
         if len(left) > 1:
             return None if bool(rows.any()) else (torch.zeros_like(rows, dtype=torch.int64), ~rows * at.n)

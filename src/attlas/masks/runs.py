@@ -19,8 +19,8 @@ from attlas.scores.position import cells_of
 
 __all__ = ["Bits", "Runs", "runs_of"]
 
-_CELLS = 1 << 22  # pairs that are asked for at once
-_SMALL = 1 << 20  # bytes of runs below which they are never packed
+_PAIRS_AT_ONCE = 1 << 22  # pairs that are asked for at once
+_MOST_UNPACKED_BYTES = 1 << 20  # bytes of runs below which they are never packed
 _BITS_LIMIT = 1 << 30  # bytes of packed bits that a mask may take, 92,000 tokens squared
 
 
@@ -68,7 +68,7 @@ class Runs(Mask):
     @public("Runs()")
     def __init__(self, first: Tensor, starts: Tensor, stops: Tensor, n: int) -> None:
         self.first, self.starts, self.stops, self.n = first, starts, stops, n
-        fault = self._fault()
+        fault = self._fault_of_tables()
         if fault:
             fix = "attlas.masks.runs_of(mask, batch, heads, m, n) finds the runs of a mask."
             raise ShapeError("the tables must describe runs of keys.", fault, fix)
@@ -83,7 +83,7 @@ class Runs(Mask):
             fix = "sort the runs of each row, and join those that touch."
             raise ShapeError("the tables must describe runs of keys.", found, fix)
 
-    def _fault(self) -> str:
+    def _fault_of_tables(self) -> str:
         """Return a description of what is wrong with the tables, or "".
 
         Also computes `_counts`; the order of the runs is checked by the caller.
@@ -106,9 +106,9 @@ class Runs(Mask):
 
     def allows(self, at: Tile) -> Tensor:
         # A sum over runs on the CPU, else a search for each cell.
-        rows = self._rows(at, at.row_index)
+        rows = self._table_rows(at, at.row_index)
         if not at.scattered and at.device.type == "cpu" and not torch.compiler.is_exporting():
-            return self._summed(rows, at)  # its sizes depend on numbers, which an export has not
+            return self._allowed_of_rows(rows, at)  # its sizes depend on numbers, which an export has not
         # The last run that begins at a key or before it has the key, if it ends after it.
         starts, stops = (
             copies.of(t, at.device)
@@ -118,7 +118,7 @@ class Runs(Mask):
         run = torch.searchsorted(starts, line, right=True) - 1
         return (run >= 0) & (functional.pad(stops, (0, 1))[run] > line)
 
-    def _rows(self, at: Tile, index: Tensor | None) -> Tensor:
+    def _table_rows(self, at: Tile, index: Tensor | None) -> Tensor:
         """Return the rows of the table for a tile, as (batches, heads, rows) on the CPU.
 
         The table numbers the rows of all batches and heads in one line. `index` is `at.row_index`, the rows of a
@@ -130,10 +130,10 @@ class Runs(Mask):
         i = torch.arange(at.rows.start, at.rows.stop, device="cpu") if index is None else index.cpu()
         return ((b.view(-1, 1, 1) * heads) + h.view(-1, 1)) * (ends - 1) + i
 
-    def _summed(self, rows: Tensor, at: Tile) -> Tensor:
+    def _allowed_of_rows(self, rows: Tensor, at: Tile) -> Tensor:
         """Return which cells of a tile are allowed: a cumulative sum of +1 at starts of runs and -1 at their stops.
 
-        `rows` are the rows of the table that the tile asks about, as `_rows` returns them.
+        `rows` are the rows of the table that the tile asks about, as `_table_rows` returns them.
         """
         line, (low, high) = rows.flatten() * (self.n + 1), (at.columns.start, at.columns.stop)
         # Runs that end before the tile or begin after it are left out by two searches a row.
@@ -154,7 +154,7 @@ class Runs(Mask):
         # Whether the tile is allowed whole (FULL), nowhere (EMPTY), or in part, or that is not known (PARTIAL).
         if at.scattered or 0 in at.shape:
             return BlockState.PARTIAL
-        line = self._rows(at, None).flatten() * (self.n + 1)
+        line = self._table_rows(at, None).flatten() * (self.n + 1)
         low, high = line + at.columns.start, line + at.columns.stop
         if not len(self.starts):
             return BlockState.EMPTY
@@ -203,13 +203,13 @@ class RunPerRow(Mask):
     def __init__(self, first: Tensor, stop: Tensor) -> None:
         self.first, self.stop = (t[(None,) * (3 - t.ndim)] for t in (first, stop))  # as (batch, heads, m)
 
-    def _runs(self, at: Tile) -> tuple[Tensor, Tensor]:
+    def _runs_of_tile(self, at: Tile) -> tuple[Tensor, Tensor]:
         """Return the first key and the stop of each of a tile's rows, on the device of the mask's own tensors."""
         first, stop = (cells_of(t.unsqueeze(-1), at).squeeze(-1) for t in (self.first, self.stop))
         return first, stop
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor]:
-        first, stop = self._runs(at)
+        first, stop = self._runs_of_tile(at)
         return to_device(first, at.device), to_device(stop, at.device)
 
     def allows(self, at: Tile) -> Tensor:
@@ -220,7 +220,7 @@ class RunPerRow(Mask):
         # EMPTY where no row's run meets the columns, FULL where each row's run has them all.
         if at.scattered or self.first.device.type != "cpu":
             return BlockState.PARTIAL
-        (first, stop), columns = self._runs(at), at.columns
+        (first, stop), columns = self._runs_of_tile(at), at.columns
         if bool(((stop <= columns.start) | (first >= columns.stop) | (first >= stop)).all()):
             return BlockState.EMPTY
         whole = bool(((first <= columns.start) & (stop >= columns.stop)).all())
@@ -347,15 +347,15 @@ def runs_of(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.de
     # For each band of rows its runs; and how many batches and heads the result must have, 1 while all are alike.
     blocks, together = [], (1, 1)
     found = 0  # runs so far, as many as the result would hold
-    for rows in _bands(batch, heads, m, n):
+    for rows in _bands_of_rows(batch, heads, m, n):
         allowed = _allowed_rows(mask, (batch, heads, m, n), rows, device)
         together = max(together[0], allowed.shape[0]), max(together[1], allowed.shape[1])
         blocks.append(_find_runs(allowed))
         found += blocks[-1].starts.numel() * together[0] * together[1] // (allowed.shape[0] * allowed.shape[1])
         packed = together[0] * together[1] * m * -(-n // 8)
-        if 8 * found > max(packed, _SMALL):
-            return _packed(mask, batch, heads, m, n, device)
-    return _concatenated(blocks, *together, m, n)
+        if 8 * found > max(packed, _MOST_UNPACKED_BYTES):
+            return _packed_bits(mask, batch, heads, m, n, device)
+    return _concatenated_bands(blocks, *together, m, n)
 
 
 class _RowRuns(NamedTuple):
@@ -366,9 +366,9 @@ class _RowRuns(NamedTuple):
     stops: Tensor
 
 
-def _bands(batch: int, heads: int, m: int, n: int) -> Iterator[range]:
-    """Yield ranges of rows that are asked for at once, so that each has about `_CELLS` pairs in all."""
-    return cut(m, max(1, _CELLS // max(1, batch * heads * n)))
+def _bands_of_rows(batch: int, heads: int, m: int, n: int) -> Iterator[range]:
+    """Yield ranges of rows that are asked for at once, so that each has about `_PAIRS_AT_ONCE` pairs in all."""
+    return cut(m, max(1, _PAIRS_AT_ONCE // max(1, batch * heads * n)))
 
 
 def _allowed_rows(mask: Mask, sizes: tuple[int, int, int, int], rows: range, device: torch.device | str) -> Tensor:
@@ -399,7 +399,7 @@ def _find_runs(allowed: Tensor) -> _RowRuns:
     return _RowRuns(turns.sum(-1) // 2, places[0::2].to(kind), places[1::2].to(kind))
 
 
-def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int) -> Runs:
+def _concatenated_bands(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int) -> Runs:
     """Return the runs of all bands of rows as one table, batch by batch and head by head.
 
     A band with one batch, or one head, stands for all.
@@ -425,11 +425,11 @@ def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int
     return Runs(first, starts, stops, n)
 
 
-def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
+def _packed_bits(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
     """Return what a mask allows, eight keys a byte; raise a TooLargeError where that takes more than the limit."""
     blocks: list[Tensor] = []
     size = 0
-    for rows in _bands(batch, heads, m, n):
+    for rows in _bands_of_rows(batch, heads, m, n):
         allowed = _allowed_rows(mask, (batch, heads, m, n), rows, device).numpy()
         packed = torch.from_numpy(np.packbits(allowed, axis=-1, bitorder="little"))
         blocks.append(packed)

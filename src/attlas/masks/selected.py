@@ -21,8 +21,8 @@ from attlas.scores.position import heads_of
 
 __all__ = ["Selected"]
 
-_NOTHING = torch.iinfo(torch.int32).max  # an entry beyond every key
-_TOGETHER = 1 << 22  # entries that are sorted at a time
+_BEYOND_EVERY_KEY = torch.iinfo(torch.int32).max  # an entry beyond every key
+_ENTRIES_AT_ONCE = 1 << 22  # entries that are sorted at a time
 
 
 class Selected(Mask):
@@ -96,12 +96,12 @@ class Selected(Mask):
 
     @public("Selected()")
     def __init__(self, indices: Tensor | Sequence[Any], block: int = 1, group: int = 1) -> None:
-        t = _entries(indices)
+        t = _checked_entries(indices)
         self.block = whole_number("block", block)
         self.group = whole_number("group", group)
         self.axes = tuple(t.shape)
         t = t[None, None] if t.ndim == 2 else t[:, None] if t.ndim == 3 else t.flatten(0, -4)
-        self.entries = _ascending(t)
+        self.entries = _distinct_ascending(t)
         self._copies = DeviceCopies()
 
     @property
@@ -125,13 +125,13 @@ class Selected(Mask):
 
     def _of_groups(self, at: Tile) -> Tensor:
         """Return the allowed pairs of a tile whose `head_ids` are numbers of groups, one result for each group."""
-        rows = self._rows(at, at.device)
+        rows = self._entries_of_rows(at, at.device)
         if not rows.shape[-1]:
             return torch.zeros(1, len(at.head_ids), 1, 1, dtype=torch.bool, device=at.device)
         if at.column_index is not None:
-            return self._among(rows, to_device(at.column_index, at.device))
-        first, stop = self._blocks(at)
-        begin, end = self._ends(rows, first, stop)
+            return self._allowed_single_keys(rows, to_device(at.column_index, at.device))
+        first, stop = self._touched_blocks(at)
+        begin, end = self._slice_of_entries(rows, first, stop)
         # The entries of each row from `begin` up to `end` are blocks of this tile: they are set among its blocks.
         # On a GPU, and where torch traces, the number of entries cannot be read: all are looked at.
         most = rows.shape[-1]
@@ -147,7 +147,7 @@ class Selected(Mask):
             blocks = blocks.repeat_interleave(self.block, dim=-1)[..., start : start + len(at.columns)]
         return blocks
 
-    def _among(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def _allowed_single_keys(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return which of some single keys each row chose, shape (..., rows, columns).
 
         A key was chosen where the block that it lies in is an entry.
@@ -163,7 +163,7 @@ class Selected(Mask):
         places = torch.searchsorted(rows, asked).clamp(max=rows.shape[-1] - 1)
         return rows.gather(-1, places) == asked
 
-    def _rows(self, at: Tile, device: torch.device) -> Tensor:
+    def _entries_of_rows(self, at: Tile, device: torch.device) -> Tensor:
         """Return the entries of a tile's rows on a device, shape (batches or 1, groups or 1, rows or 1, k)."""
         t = heads_of(self._copies.of(self.entries, device), at)
         if t.shape[2] == 1:
@@ -172,12 +172,12 @@ class Selected(Mask):
             return t.index_select(2, to_device(at.row_index, device))
         return t[:, :, at.rows.start : at.rows.stop].contiguous()
 
-    def _blocks(self, at: Tile) -> tuple[int, int]:
+    def _touched_blocks(self, at: Tile) -> tuple[int, int]:
         """Return the range of blocks, first and stop, that a tile's columns touch."""
         return at.columns.start // self.block, -(-at.columns.stop // self.block)
 
     @staticmethod
-    def _ends(rows: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
+    def _slice_of_entries(rows: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the slice of each row's ascending entries that lies in `first` to `stop`: its begin and its end."""
         settings: dict[str, Any] = {"dtype": rows.dtype, "device": rows.device}  # made there: a copy would wait
         asked = (
@@ -193,9 +193,9 @@ class Selected(Mask):
         if at.scattered or 0 in at.shape or self.entries.device.type != "cpu" or tracing():
             return BlockState.PARTIAL
         own = replace(at, head_ids=torch.unique_consecutive(at.head_ids // self.group))
-        rows = self._rows(own, self.entries.device)
-        first, stop = self._blocks(at)
-        begin, end = self._ends(rows, first, stop)
+        rows = self._entries_of_rows(own, self.entries.device)
+        first, stop = self._touched_blocks(at)
+        begin, end = self._slice_of_entries(rows, first, stop)
         # No row has an entry twice, so their number says how many blocks of the tile are chosen.
         fewest, most = torch.aminmax(end - begin)
         if not int(most):
@@ -244,7 +244,7 @@ class Selected(Mask):
         # Numbers of queries and keys of the mask; None where it fits any.
         own_m = self.entries.shape[2]
         # The largest key that is chosen says how many keys there are at least.
-        real = self.entries[self.entries < _NOTHING]
+        real = self.entries[self.entries < _BEYOND_EVERY_KEY]
         last = (int(real.max()) + 1) * self.block if real.numel() else 0
         return None if own_m == 1 else own_m, max(own_m, last) if own_m > 1 else None
 
@@ -256,7 +256,7 @@ class Selected(Mask):
         return f"Selected({self.axes}{''.join(settings)})"
 
 
-def _entries(indices: Any) -> Tensor:
+def _checked_entries(indices: Any) -> Tensor:
     """Return the indices as a tensor of whole numbers with at least two axes, or raise."""
     fix = "one list of keys per query, filled with -1: [[0, -1], [0, 1]]."
     try:
@@ -275,22 +275,22 @@ def _entries(indices: Any) -> Tensor:
     return t.detach()
 
 
-def _ascending(t: Tensor) -> Tensor:
+def _distinct_ascending(t: Tensor) -> Tensor:
     """Return entries as int32, each row in ascending order and without an entry that it has twice.
 
     Sorting takes 8 bytes per entry more than the result, so it goes some rows at a time.
     """
-    narrow = t if t.dtype is torch.int32 else t.to(torch.int64).clamp(-1, _NOTHING).to(torch.int32)
+    narrow = t if t.dtype is torch.int32 else t.to(torch.int64).clamp(-1, _BEYOND_EVERY_KEY).to(torch.int32)
     flat = narrow.flatten(0, -2)
     if tracing():
         return flat.sort(dim=-1).values.view(t.shape)
     out = torch.empty_like(flat)
-    for rows in cut(len(flat), max(_TOGETHER // max(t.shape[-1], 1), 1)):
+    for rows in cut(len(flat), max(_ENTRIES_AT_ONCE // max(t.shape[-1], 1), 1)):
         part = flat[rows.start : rows.stop].sort(dim=-1).values
         twice = part[:, 1:] == part[:, :-1]
         # On a GPU, to look whether there are any would wait for it.
         if t.device.type != "cpu" or bool(twice.any()):
-            part[:, 1:].masked_fill_(twice, _NOTHING)
+            part[:, 1:].masked_fill_(twice, _BEYOND_EVERY_KEY)
             part = part.sort(dim=-1).values
         out[rows.start : rows.stop] = part
     return out.view(t.shape)

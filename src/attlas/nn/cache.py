@@ -14,7 +14,7 @@ from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.files import whole_file
 
-_SMALLEST = 64  # tokens that are made room for at first
+_LEAST_ROOM = 64  # tokens that are made room for at first
 
 
 class KVCache:
@@ -53,13 +53,13 @@ class KVCache:
     """
 
     @public("KVCache()")
-    def __init__(self, window: int | None = None, capacity: int = _SMALLEST) -> None:
+    def __init__(self, window: int | None = None, capacity: int = _LEAST_ROOM) -> None:
         for name, size in (("window", window), ("capacity", capacity)):
             if size is not None:
                 whole_number(name, size, f"leave {name} out.")
         self.window = window
         self.capacity = capacity
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, _LayerTokens] = {}
         self._fixed: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -96,7 +96,7 @@ class KVCache:
             If the tokens do not have the sizes, dtype and device of those before.
         """
         if layer_idx not in self._layers:
-            self._layers[layer_idx] = _Layer(keys, values, self.capacity, self.window)
+            self._layers[layer_idx] = _LayerTokens(keys, values, self.capacity, self.window)
         return self._layers[layer_idx].append(keys, values)
 
     def once(self, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ class KVCache:
             tensors[f"{i}.keys"], tensors[f"{i}.values"] = keys.contiguous(), values.contiguous()
         for i, (keys, values) in self._fixed.items():
             tensors[f"fixed.{i}.keys"], tensors[f"fixed.{i}.values"] = keys.contiguous(), values.contiguous()
-        about = {"format": _FORMAT, "window": str(self.window or 0), "seen": str(self.seen)}
+        about = {"format": _STATE_FORMAT, "window": str(self.window or 0), "seen": str(self.seen)}
         with whole_file(path) as unfinished:
             save_file(tensors, unfinished, about)
 
@@ -170,7 +170,7 @@ class KVCache:
             about, tensors, reason = {}, {}, f"{type(error).__name__}: {error}"
         else:
             reason = f"format {about.get('format')!r}"
-        if about.get("format") != _FORMAT:
+        if about.get("format") != _STATE_FORMAT:
             rule, fix = "path must be a file that KVCache.save() wrote.", "cache.save(path), then KVCache.load(path)"
             raise RecordingError(rule, reason, fix, path=str(path), where="KVCache.load()")
         cache = cls(int(about["window"]) or None)
@@ -182,7 +182,7 @@ class KVCache:
             if kind.startswith("fixed."):
                 cache._fixed[int(kind.removeprefix("fixed."))] = keys, values
             else:
-                layer = _Layer(keys, values, cache.capacity, cache.window)
+                layer = _LayerTokens(keys, values, cache.capacity, cache.window)
                 layer.append(keys, values)
                 # Position of slot 0: tokens that left the window before are not in the file, and were counted.
                 layer.base = int(about["seen"]) - layer.stop
@@ -190,10 +190,10 @@ class KVCache:
         return cache
 
 
-_FORMAT = "attlas.nn.KVCache 1"
+_STATE_FORMAT = "attlas.nn.KVCache 1"
 
 
-class _Layer:
+class _LayerTokens:
     """Room for the tokens of one layer: slot s, below `stop`, holds the token at position ``base + s``."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int, window: int | None) -> None:
@@ -210,7 +210,7 @@ class _Layer:
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the m tokens of a step, and return the keys and values that its queries may see."""
         m = keys.shape[2]
-        self._check(keys, values)
+        self._check_continues(keys, values)
         # With a gradient the buffer must not be written into: what was read from it is needed in the backward.
         if torch.is_grad_enabled() and (keys.requires_grad or self.keys.requires_grad or values.requires_grad):
             self.keys, self.values = (
@@ -225,7 +225,7 @@ class _Layer:
         # All that the first query of the step sees: window - 1 keys before its own.
         return self.tokens(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
 
-    def _check(self, keys: Tensor, values: Tensor) -> None:
+    def _check_continues(self, keys: Tensor, values: Tensor) -> None:
         """Raise a ShapeError unless new keys and values continue those stored.
 
         Same batch, heads, size, dtype, device.

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from attlas.errors import CheckpointError, listed, public
 from attlas.foundation.files import save_text, whole_file
 
-_WHERE = "GPT2.from_pretrained()"
+_ERROR_WHERE = "GPT2.from_pretrained()"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Buffers of old checkpoints: the causal mask and the number that it was filled with.
-_BUFFERS = re.compile(r"h\.\d+\.(attn|crossattention)\.(bias|masked_bias)")
-_SHOWN = 4  # names that an error lists
-_WIDTH = 200  # characters of a complaint of torch that it shows
+_OLD_BUFFERS = re.compile(r"h\.\d+\.(attn|crossattention)\.(bias|masked_bias)")
+_MOST_NAMES_SHOWN = 4  # names that an error lists
+_LONGEST_COMPLAINT = 200  # characters of a complaint of torch that it shows
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -33,10 +33,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     CheckpointError
         If there is none, or it is not that of a GPT-2.
     """
-    settings = _json(folder, folder / "config.json")
+    settings = _json_object(folder, folder / "config.json")
     if settings.get("model_type", "gpt2") != "gpt2":
         fix = "import attlas.huggingface; AutoModelForCausalLM.from_pretrained(folder, attn_implementation='attlas')"
-        raise _error(folder, "config.json must be that of a GPT-2.", f"model_type = {settings['model_type']!r}", fix)
+        raise _checkpoint_error(
+            folder, "config.json must be that of a GPT-2.", f"model_type = {settings['model_type']!r}", fix
+        )
     return settings
 
 
@@ -56,22 +58,28 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
         If there are none, or one cannot be read.
     """
     if (folder / _SINGLE).is_file():
-        return _tensors(folder, folder / _SINGLE, device)
+        return _tensors_of_file(folder, folder / _SINGLE, device)
     if not (folder / _INDEX).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         rule = "the folder must hold safetensors; a pickle can run any code, and is never read."
         fix = "once, where you trust it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
-        raise _error(folder, rule, f"{', '.join(pickled[:_SHOWN])} only" if pickled else f"no {_SINGLE}", fix)
-    places: dict[str, str] = _json(folder, folder / _INDEX).get("weight_map", {})
+        raise _checkpoint_error(
+            folder, rule, f"{', '.join(pickled[:_MOST_NAMES_SHOWN])} only" if pickled else f"no {_SINGLE}", fix
+        )
+    places: dict[str, str] = _json_object(folder, folder / _INDEX).get("weight_map", {})
     found: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
-            raise _error(folder, "the index must name files of this folder.", name, "download the folder again.")
-        found.update(_tensors(folder, folder / name, device))
+            raise _checkpoint_error(
+                folder, "the index must name files of this folder.", name, "download the folder again."
+            )
+        found.update(_tensors_of_file(folder, folder / name, device))
     absent = sorted(places.keys() - found.keys())
     if absent:
         fix = "download it again."
-        raise _error(folder, "the files must hold what their index says.", listed(absent, most=_SHOWN), fix)
+        raise _checkpoint_error(
+            folder, "the files must hold what their index says.", listed(absent, most=_MOST_NAMES_SHOWN), fix
+        )
     return found
 
 
@@ -96,7 +104,7 @@ def fill(model: nn.Module, found: Mapping[str, Tensor], folder: Path, *, tied: b
     """
     # Names of Hugging Face's files may begin with "transformer.", and old files hold buffers too.
     state = {name.removeprefix("transformer."): t for name, t in found.items()}
-    state = {name: t for name, t in state.items() if not _BUFFERS.fullmatch(name)}
+    state = {name: t for name, t in state.items() if not _OLD_BUFFERS.fullmatch(name)}
     if tied and "lm_head.weight" in state:
         head = state.pop("lm_head.weight")
         state.setdefault("wte.weight", head)
@@ -104,9 +112,9 @@ def fill(model: nn.Module, found: Mapping[str, Tensor], folder: Path, *, tied: b
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         rule = "the weights must be those of the model that config.json describes."
-        complaints = [shorten(line, _WIDTH) for line in str(error).splitlines()[1:]]
+        complaints = [shorten(line, _LONGEST_COMPLAINT) for line in str(error).splitlines()[1:]]
         fix = "take config.json and the weights from one model."
-        raise _error(folder, rule, listed(complaints, most=_SHOWN), fix) from error
+        raise _checkpoint_error(folder, rule, listed(complaints, most=_MOST_NAMES_SHOWN), fix) from error
 
 
 @public("save_pretrained()")
@@ -119,7 +127,7 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
     save_text(settings, folder / "config.json", CheckpointError)
 
 
-def _json(folder: Path, path: Path) -> dict[str, Any]:
+def _json_object(folder: Path, path: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds, {} where it holds another value.
 
     Raise a CheckpointError if unreadable.
@@ -128,20 +136,24 @@ def _json(folder: Path, path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         rule = "folder must be one that a Hugging Face model was saved in."
-        raise _error(folder, rule, f"no {path.name}", "model.save_pretrained(folder)") from None
+        raise _checkpoint_error(folder, rule, f"no {path.name}", "model.save_pretrained(folder)") from None
     except (OSError, ValueError) as error:
-        raise _error(folder, f"{path.name} must be JSON.", str(error), "download the folder again.") from error
+        raise _checkpoint_error(
+            folder, f"{path.name} must be JSON.", str(error), "download the folder again."
+        ) from error
     return content if isinstance(content, dict) else {}
 
 
-def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
+def _tensors_of_file(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name, on a device."""
     try:
         return load_file(path, device)
     except (OSError, SafetensorError) as error:
-        raise _error(folder, f"{path.name} must be a safetensors file.", str(error), "download it again.") from error
+        raise _checkpoint_error(
+            folder, f"{path.name} must be a safetensors file.", str(error), "download it again."
+        ) from error
 
 
-def _error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:
+def _checkpoint_error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:
     """Return an error about a folder of weights."""
-    return CheckpointError(rule, found, fix, folder=str(folder), where=_WHERE)
+    return CheckpointError(rule, found, fix, folder=str(folder), where=_ERROR_WHERE)

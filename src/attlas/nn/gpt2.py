@@ -23,7 +23,7 @@ from attlas.nn.cache import KVCache
 from attlas.nn.gpt2_attention import Conv1D, GPT2Attention, causal_mask, mask_of_keys
 from attlas.nn.gpt2_config import GPT2Config
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -61,7 +61,7 @@ class GPT2Output(NamedTuple):
     cross_attentions: tuple[AttentionMatrix | None, ...] = ()
 
 
-class _MLP(nn.Module):
+class _FeedForward(nn.Module):
     """The two layers of a block's feed-forward network, and the activation between them."""
 
     def __init__(self, config: GPT2Config) -> None:
@@ -73,11 +73,11 @@ class _MLP(nn.Module):
         self.activation = config.activation_function
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.c_proj(_ACTIVATIONS[self.activation](self.c_fc(x)))
+        out: Tensor = self.c_proj(_ACTIVATION_FUNCTIONS[self.activation](self.c_fc(x)))
         return self.dropout(out) if self.training else out
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     """One block: self-attention, cross-attention where the model has it, feed-forward; each behind a norm."""
 
     def __init__(self, config: GPT2Config, layer_idx: int) -> None:
@@ -88,7 +88,7 @@ class _Block(nn.Module):
             self.crossattention = GPT2Attention(config, is_cross_attention=True, layer_idx=layer_idx)
             self.ln_cross_attn = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
         self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.mlp = _MLP(config)
+        self.mlp = _FeedForward(config)
 
     def forward(
         self, x: Tensor, cache: KVCache | None, mask: Mask | None, encoded: Tensor | None, encoded_mask: Tensor | None
@@ -152,15 +152,15 @@ class GPT2(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        if config.activation_function not in _ACTIVATIONS:
-            rule = "activation_function must be one of " + ", ".join(_ACTIVATIONS) + "."
+        if config.activation_function not in _ACTIVATION_FUNCTIONS:
+            rule = "activation_function must be one of " + ", ".join(_ACTIVATION_FUNCTIONS) + "."
             fix = 'GPT2Config(activation_function="gelu_new")'
             raise ShapeError(rule, f"activation_function = {config.activation_function!r}", fix, where="GPT2()")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.h = nn.ModuleList(_Block(config, i) for i in range(config.n_layer))
+        self.h = nn.ModuleList(_TransformerBlock(config, i) for i in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -220,7 +220,7 @@ class GPT2(nn.Module):
             position_ids = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)
         x = self.wte(input_ids) + self.wpe(position_ids)
         x = self.drop(x) if self.training else x
-        mask = self._mask(attention_mask, input_ids.shape[1], cache)
+        mask = self._shared_mask(attention_mask, input_ids.shape[1], cache)
         weights, cross = [], []
         for block in self.h:
             x, own, others = block(x, cache, mask, encoder_hidden_states, encoder_attention_mask)
@@ -233,7 +233,7 @@ class GPT2(nn.Module):
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         return GPT2Output(logits, loss, tuple(weights), () if encoder_hidden_states is None else tuple(cross))
 
-    def _mask(self, padding: Tensor | None, m: int, cache: KVCache | None) -> Mask | None:
+    def _shared_mask(self, padding: Tensor | None, m: int, cache: KVCache | None) -> Mask | None:
         """Return the mask that all blocks share, for m new tokens after those in the cache.
 
         `padding` is 0 where a token is padding.
@@ -300,9 +300,9 @@ class GPT2(nn.Module):
             If it would be longer than ``n_positions``, or a setting is out of range.
         """
         _check_ids(input_ids)
-        _check("temperature", temperature, 0.0 <= temperature < math.inf, "0 or more", "temperature=0.8")
-        _check("top_k", top_k, top_k is None or top_k >= 1, "1 or more", "top_k=50")
-        _check("top_p", top_p, top_p is None or 0.0 < top_p <= 1.0, "above 0 and at most 1", "top_p=0.95")
+        _check_rule("temperature", temperature, 0.0 <= temperature < math.inf, "0 or more", "temperature=0.8")
+        _check_rule("top_k", top_k, top_k is None or top_k >= 1, "1 or more", "top_k=50")
+        _check_rule("top_p", top_p, top_p is None or 0.0 < top_p <= 1.0, "above 0 and at most 1", "top_p=0.95")
         generator = None if seed is None else torch.Generator(input_ids.device).manual_seed(seed)
         stop = self.config.eos_token_id if stop is None else stop
         ends = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
@@ -327,7 +327,7 @@ class GPT2(nn.Module):
             places = (seen[:, :end].long().cumsum(-1) - 1).clamp_min_(0)[:, first:] if padded else None
             mask = seen[:, :end] if padded else None
             step = self(ids[:, first:end], mask, cache=cache, position_ids=places, last_only=True)
-            chosen = _choose(step.logits[:, -1], temperature, top_k, top_p, generator)
+            chosen = _next_tokens(step.logits[:, -1], temperature, top_k, top_p, generator)
             ids[:, end] = torch.where(done, filling, chosen) if len(stops) else chosen
             first, end = end, end + 1
             if len(stops):
@@ -385,7 +385,7 @@ def _check_ids(input_ids: Tensor) -> None:
         raise ShapeError(rule, f"{input_ids.ndim} axes", "input_ids[None]", input_ids=input_ids, where="GPT2()")
 
 
-def _choose(
+def _next_tokens(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
     """Return a token for each row of logits, shape (batch,): the likeliest at temperature 0, else one that is drawn."""
@@ -403,7 +403,7 @@ def _choose(
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(-1)
 
 
-def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
+def _check_rule(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
     """Raise a ShapeError with the rule of an argument, unless `fine`."""
     if not fine:
         raise ShapeError(f"{name} must be {rule}.", f"{name} = {value!r}", fix, where="generate()")

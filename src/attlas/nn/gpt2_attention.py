@@ -162,11 +162,11 @@ class GPT2Attention(nn.Module):
             fix = f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})"
             raise ShapeError(rule, found, fix, where="GPT2Attention()")
         if encoder_hidden_states is not None:
-            (q,) = self._heads(self.q_attn(hidden_states), 1)
-            k, v = self._encoded(encoder_hidden_states, past_key_values)
+            (q,) = self._split_heads(self.q_attn(hidden_states), 1)
+            k, v = self._encoder_keys_and_values(encoder_hidden_states, past_key_values)
             mask = mask_of_keys(encoder_attention_mask, k.shape[2])
         else:
-            q, k, v = self._heads(self.c_attn(hidden_states), 3)
+            q, k, v = self._split_heads(self.c_attn(hidden_states), 3)
             if past_key_values is not None:
                 # A cache of transformers for decoders with an encoder has one for each of the two.
                 own = getattr(past_key_values, "self_attention_cache", past_key_values)
@@ -183,16 +183,16 @@ class GPT2Attention(nn.Module):
             out = self.resid_dropout(out)
         return out, returned_weights(matrix)
 
-    def _heads(self, t: Tensor, parts: int) -> tuple[Tensor, ...]:
+    def _split_heads(self, t: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Split what was projected at once into `parts` tensors of shape (batch, heads, tokens, head_dim)."""
         whole = t.view(*t.shape[:2], parts, self.num_heads, self.head_dim)
         return whole.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def _encoded(self, states: Tensor, cache: KVCache | Any) -> tuple[Tensor, Tensor]:
+    def _encoder_keys_and_values(self, states: Tensor, cache: KVCache | Any) -> tuple[Tensor, Tensor]:
         """Return keys and values of an encoder's tokens; made at the first step where a cache keeps them."""
 
         def make() -> tuple[Tensor, Tensor]:
-            k, v = self._heads(self.c_attn(states), 2)
+            k, v = self._split_heads(self.c_attn(states), 2)
             return k, v
 
         return cache.once(self.layer_idx, make) if isinstance(cache, KVCache) else make()

@@ -54,13 +54,13 @@ class ValidLengths(RunPerRow):
         # Compares the columns with the shortest and the longest length.
         if at.column_index is not None or not len(at.columns):
             return BlockState.PARTIAL
-        least, most = self._ends
+        least, most = self._least_and_largest
         if at.columns.start >= most:
             return BlockState.EMPTY
         return BlockState.FULL if at.columns.stop <= least else BlockState.PARTIAL
 
     @cached_property
-    def _ends(self) -> tuple[int, int]:
+    def _least_and_largest(self) -> tuple[int, int]:
         """Least and largest length; read once, since a GPU has to be waited for."""
         if not self.lengths.numel():
             return 0, 0
@@ -79,7 +79,7 @@ class ValidLengths(RunPerRow):
         raise ShapeError(rule, found, fix, arguments=given, where=f"{self.where}()")
 
     def size(self) -> tuple[int | None, int | None]:
-        return None, self._ends[1]
+        return None, self._least_and_largest[1]
 
     def name(self) -> str:
         return f"valid_lens {tuple(self.lengths.shape)}"
@@ -120,7 +120,7 @@ class PoolingLayer(nn.Module):
             fix = "out = layer(queries, keys, values); layer.weights[..., :64, :]"
             raise RecordingError(rule, "no call that can be read", fix, where=f"{type(self).__name__}.weights")
         matrix, versions = self._kept
-        if versions != _versions(self):
+        if versions != _parameter_versions(self):
             rule = "weights are computed when they are read, with the parameters that made them."
             found = "parameters that have changed since the call"
             fix = "read layer.weights before optimizer.step(), or call the layer again."
@@ -146,7 +146,7 @@ class PoolingLayer(nn.Module):
         weights = attend(queries, keys, self.score, mask)
         out, matrix = pooled(self, weights, values, dropout_p=self.dropout if self.training else 0.0)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
-        self._kept = None if tracing() else (matrix.detach(), _versions(self))
+        self._kept = None if tracing() else (matrix.detach(), _parameter_versions(self))
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def returned_weights(matrix: AttentionMatrix) -> AttentionMatrix | None:
     return None if transforming() or torch.compiler.is_exporting() else matrix.detach()
 
 
-def _versions(layer: nn.Module) -> tuple[int, ...]:
+def _parameter_versions(layer: nn.Module) -> tuple[int, ...]:
     """Return how often each parameter was changed in place: equal only if none has changed since.
 
     Nothing is compared in a compiled program.

@@ -55,11 +55,11 @@ class _TransportLayer(nn.Module):
         # A copy, or a pickle, of the layer is its settings, not the tokens of a call.
         return {**self.__dict__, "_kept": None}
 
-    def _factor(self, queries: Tensor) -> float:
+    def _dot_factor(self, queries: Tensor) -> float:
         """Return the factor of ``q · k``: `scale`, or 1 / sqrt(d)."""
         return queries.shape[-1] ** -0.5 if self.scale is None else self.scale
 
-    def _pooled(self, weights: AttentionMatrix, values: Tensor) -> Tensor:
+    def _pool_values(self, weights: AttentionMatrix, values: Tensor) -> Tensor:
         """Return ``A @ v``, told to recordings, and keep the weights."""
         out, matrix = pooled(self, weights, values)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
@@ -156,16 +156,16 @@ class LinearAttention(_TransportLayer):
         """
         if self.feature_map is not None:
             queries, keys = self.feature_map(queries), self.feature_map(keys)
-        weights: Any = transport(queries, keys, decay, write, scale=self._factor(queries))
+        weights: Any = transport(queries, keys, decay, write, scale=self._dot_factor(queries))
         if not self.normalize:
-            return self._pooled(weights, values)
+            return self._pool_values(weights, values)
         total = weights.sum(-1, keepdim=True)
         share = torch.where(total == 0, 1.0, 1 / torch.where(total == 0, 1.0, total))
         if transforming():  # nobody hears it, and a transform has no lazy multiple
             self._kept = None
             out: Tensor = ((weights @ values) * share).to(values.dtype)
             return out
-        return self._pooled(weights * share, values)
+        return self._pool_values(weights * share, values)
 
 
 class GatedDelta(_TransportLayer):
@@ -248,14 +248,14 @@ class GatedDelta(_TransportLayer):
         -------
         Tensor, shape (..., n, e)
         """
-        factor = self._factor(queries)
+        factor = self._dot_factor(queries)
         if self.normalize:
-            queries, keys = _unit(queries), _unit(keys)
+            queries, keys = _unit_vectors(queries), _unit_vectors(keys)
         weights = transport(queries, keys, decay, write=beta, erase=beta, scale=factor)
-        return self._pooled(weights, values.to(keys.dtype)).to(values.dtype)
+        return self._pool_values(weights, values.to(keys.dtype)).to(values.dtype)
 
 
-def _unit(x: Tensor) -> Tensor:
+def _unit_vectors(x: Tensor) -> Tensor:
     """Return vectors of norm 1; those of 16 bits become float32."""
     x = x.float() if x.dtype.itemsize < 4 else x
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -99,14 +99,14 @@ class HeadMean(LazyTensor):
     @lazy_method(numpy=("sum",))
     def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over keys (dim -1), queries (dim -2), a leading axis, or several; the default is all."""
-        return self._reduced("sum", dim, keepdim)
+        return self._reduce_heads("sum", dim, keepdim)
 
     @lazy_method(numpy=("mean",))
     def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over keys (dim -1), queries (dim -2), a leading axis, or several; the default is all."""
-        return self._reduced("mean", dim, keepdim)
+        return self._reduce_heads("mean", dim, keepdim)
 
-    def _reduced(self, name: str, dim: Dim, keepdim: bool) -> Tensor:
+    def _reduce_heads(self, name: str, dim: Dim, keepdim: bool) -> Tensor:
         """Reduce every head by "sum" or "mean" over the axes, then average over heads; `keepdim` as in torch."""
         axes, of_heads = axes_of(self, name, dim), self.ndim - 2  # `of_heads`: the axis that `heads` has besides
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)

@@ -199,12 +199,12 @@ class MultiHeadAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             tokens = [t.transpose(0, 1) for t in tokens]
-        q, k, v = self._project(tokens, shared=key is value and query is key)
+        q, k, v = self._project_tokens(tokens, shared=key is value and query is key)
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
         real = k.shape[2]
-        k, v = self._appended(k, v)
-        mask = self._mask(q, real, k.shape[2] - real, key_padding_mask, attn_mask, is_causal, cache)
+        k, v = self._append_bias_and_zero(k, v)
+        mask = self._mask_of_keys(q, real, k.shape[2] - real, key_padding_mask, attn_mask, is_causal, cache)
         place = positions(cache, self.layer_idx, q.shape[2], real)
         if not place and k.shape[2] > real:
             place = {"first_query": max(real - q.shape[2], 0)}
@@ -221,7 +221,7 @@ class MultiHeadAttention(nn.Module):
         returned = returned[0] if single else returned
         return out, HeadMean(returned) if average_attn_weights else returned
 
-    def _project(self, tokens: list[Tensor], *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_tokens(self, tokens: list[Tensor], *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Check the tokens and project them to q, k and v, shape (batch, heads, tokens, head_dim).
 
         `shared` says that all three are one tensor, projected by one product.
@@ -254,7 +254,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in parts)
         return q, k, v
 
-    def _appended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _append_bias_and_zero(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append to keys and values the learned token (`add_bias_kv`) and the one of zeros (`add_zero_attn`)."""
         ends: list[tuple[Tensor, Tensor]] = []
         shape = (k.shape[0], self.num_kv_heads, 1, self.head_dim)
@@ -267,7 +267,7 @@ class MultiHeadAttention(nn.Module):
             return k, v
         return torch.cat([k, *(end[0] for end in ends)], dim=2), torch.cat([v, *(end[1] for end in ends)], dim=2)
 
-    def _mask(
+    def _mask_of_keys(
         self,
         q: Tensor,
         real: int,

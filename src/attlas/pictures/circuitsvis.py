@@ -9,7 +9,7 @@ from attlas.errors import BackendError, ShapeError, import_extra, public
 from attlas.matrix.protocol import LazyTensor
 from attlas.matrix.tensor import check_list_size
 
-_CONVERTERS = "circuitsvis.utils.convert_props"
+_CONVERTER_MODULE = "circuitsvis.utils.convert_props"
 
 
 @public("pictures.accept_in_circuitsvis()")
@@ -35,11 +35,11 @@ def accept_in_circuitsvis() -> None:
     >>> pictures.accept_in_circuitsvis()  # doctest: +SKIP
     """
     rule = "circuitsvis must be installed to draw with it."
-    module = import_extra(_CONVERTERS, rule, "pip install circuitsvis")
+    module = import_extra(_CONVERTER_MODULE, rule, "pip install circuitsvis")
     convert: Any = getattr(module, "convert_prop_type", None)
     if convert is None:
         rule = "circuitsvis must convert its arguments by convert_prop_type, as version 1.43 does."
-        raise BackendError(rule, f"no convert_prop_type in {_CONVERTERS}", "pip install 'circuitsvis==1.43.3'")
+        raise BackendError(rule, f"no convert_prop_type in {_CONVERTER_MODULE}", "pip install 'circuitsvis==1.43.3'")
     if hasattr(convert, "attlas"):
         return
 

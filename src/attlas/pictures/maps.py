@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEPTH = ("#f4f8f6", "#cfe7e1", "#8fcbc8", "#4f9fb2", "#27708f", "#174268", "#0d1b38")
 
 # The other side of a scale for weights that may be negative: from the same paper to dark red.
-_BELOW = ("#f4f8f6", "#f3d6c6", "#e8a386", "#d66c47", "#ae3d1f", "#782614", "#3d130a")
+_NEGATIVE_COLOURS = ("#f4f8f6", "#f3d6c6", "#e8a386", "#d66c47", "#ae3d1f", "#782614", "#3d130a")
 
 LAND = "#e7e4dc"  # where nothing may attend
 INK = "#12212e"
@@ -42,8 +42,8 @@ SOFT = "#52646f"
 ACCENT = "#c8421a"
 FLOOR = 1e-4  # weights below it have the palest colour
 _MAX_HEADS = 1024
-_LONGEST = 1.4  # times the usual length that the longer side of a map may have
-_LABELLED = 64  # cells a side up to which a map has the text of each token
+_MOST_LENGTH_RATIO = 1.4  # times the usual length that the longer side of a map may have
+_MOST_LABELLED = 64  # cells a side up to which a map has the text of each token
 
 
 @public("plot()")
@@ -134,7 +134,7 @@ def plot(
     if ax is not None and axes:
         fix = "A[0, 3].plot(ax=ax), or leave ax out for a grid."
         raise ShapeError("ax takes one map.", f"{math.prod(lead)} heads", fix, A=f"shape {tuple(A.shape)}")
-    window = _window("rows", rows, int(A.shape[-2])), _window("columns", columns, int(A.shape[-1]))
+    window = _drawn_range("rows", rows, int(A.shape[-2])), _drawn_range("columns", columns, int(A.shape[-1]))
     texts = None if labels is None else _label_pair(labels, window, A.shape, bool(axes))
     size = size or (256 if axes else 512)
     maps = blocks(A, size, pool, *window)
@@ -143,7 +143,7 @@ def plot(
     words = weight_words(window, maps.shape[-2:], pool)
     if not axes:
         norm = color_norm(maps, log)
-        return _single(maps[0, 0], window, texts, title=title, words=words, ax=ax, norm=norm, cmap=cmap)
+        return _draw_map(maps[0, 0], window, texts, title=title, words=words, ax=ax, norm=norm, cmap=cmap)
     names = [[f"{r}, {c}" if down > 1 else str(c) for c in range(across)] for r in range(down)]
     return grid(maps, names, title=title, words=words, log=log, cmap=cmap, window=window)
 
@@ -154,7 +154,7 @@ def _check_options(pool: str, size: int | None) -> None:
         whole_number("size", size, "size=256")
 
 
-def _window(name: str, span: Span | None, size: int) -> range:
+def _drawn_range(name: str, span: Span | None, size: int) -> range:
     """Return which queries or keys are drawn, at least one."""
     window = place_span(name, span, size, "queries" if name == "rows" else "keys")
     if not window:
@@ -172,11 +172,11 @@ def _label_pair(
     pair = len(labels) == 2 and not any(isinstance(part, str) for part in labels)
     of_rows, of_columns = ([str(text) for text in part] for part in (labels if pair else (labels, labels)))
     sizes = [len(part) for part in window]
-    if several or max(sizes) > _LABELLED or [len(of_rows), len(of_columns)] != sizes:
+    if several or max(sizes) > _MOST_LABELLED or [len(of_rows), len(of_columns)] != sizes:
         few = [min(size, 40) for size in sizes]
         texts = f"tokens[:{few[0]}]" if sizes[0] == sizes[1] else f"(queries[:{few[0]}], keys[:{few[1]}])"
         head = f"A[{', '.join('0' * (len(shape) - 2))}]" if several else "A"
-        rule = f"labels need one head and at most {_LABELLED} × {_LABELLED} cells, one label for each token."
+        rule = f"labels need one head and at most {_MOST_LABELLED} × {_MOST_LABELLED} cells, one label for each token."
         given = {"A": f"shape {tuple(shape)}", "labels": f"{len(of_rows)} for rows, {len(of_columns)} for columns"}
         found = f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}"
         fix = f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
@@ -222,11 +222,11 @@ def blocks(
     height, width = count_blocks(len(rows), size), count_blocks(len(columns), size)
     if isinstance(A, Tensor):
         part = A[..., rows.start : rows.stop, columns.start : columns.stop].detach().float().cpu()
-        return part if part.shape[-2:] == (height, width) else _pool(part, height, width, pool)
+        return part if part.shape[-2:] == (height, width) else _pooled_weights(part, height, width, pool)
     return stats.picture(A, height, width, pool, rows, columns).detach().float().cpu()
 
 
-def _pool(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
+def _pooled_weights(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
     """Pool a tensor into blocks as `attlas.stats.Picture` pools a matrix; cells that are NaN do not count."""
     rows, columns = (range(size) for size in weights.shape[-2:])
     bands = Bands(block_edges(rows, height)), Bands(block_edges(columns, width))
@@ -317,15 +317,15 @@ def grid(
     norm = color_norm(maps, log)
     window = (range(height), range(width)) if window is None else window
     if rows == columns == 1 and names is None and row_names is None:
-        return _single(maps[0, 0], window, None, title=title, words=words, ax=None, norm=norm, cmap=cmap)
-    across, down = _sides(window, min(1.55, 30 / max(rows, columns)))
+        return _draw_map(maps[0, 0], window, None, title=title, words=words, ax=None, norm=norm, cmap=cmap)
+    across, down = _width_and_height(window, min(1.55, 30 / max(rows, columns)))
     figure = sheet(across * columns + 1.1, down * rows + 1.15)
     axes = figure.subplots(rows, columns, squeeze=False)
     for r in range(rows):
         for c in range(columns):
             ax = axes[r, c]
-            draw(ax, maps[r, c], extent=_extent(window), norm=norm, cmap=cmap)
-            ax.set_box_aspect(_ratio(window))
+            draw(ax, maps[r, c], extent=_axes_extent(window), norm=norm, cmap=cmap)
+            ax.set_box_aspect(_height_ratio(window))
             if names is not None:
                 ax.set_title(names[r][c], fontsize=7.5, color=INK, loc="left", pad=3, parse_math=False)
             ax.set_xticks([])
@@ -338,7 +338,7 @@ def grid(
     return figure
 
 
-def _single(
+def _draw_map(
     weights: Tensor,
     window: tuple[range, range],
     labels: tuple[list[str], list[str]] | None,
@@ -352,13 +352,13 @@ def _single(
     """Draw one map with its axes and its scale, into a figure of its own or into axes."""
     given = ax
     if ax is None:
-        across, down = _sides(window, 5.2)
+        across, down = _width_and_height(window, 5.2)
         figure = sheet(max(across, 2.4) + (2.2 if labels else 1.3), max(down, 1.6) + (1.4 if labels else 0.9))
         ax = figure.subplots()
     else:
         figure = cast("Figure", ax.figure)  # or a part of one, which has what is used here too
-    draw(ax, weights, extent=None if labels else _extent(window), norm=norm, cmap=cmap)
-    ax.set_box_aspect(_ratio(window))
+    draw(ax, weights, extent=None if labels else _axes_extent(window), norm=norm, cmap=cmap)
+    ax.set_box_aspect(_height_ratio(window))
     ax.set_xlabel("key", fontsize=8.5)
     ax.set_ylabel("query", fontsize=8.5)
     if labels:
@@ -371,20 +371,20 @@ def _single(
     return figure
 
 
-def _extent(window: tuple[range, range]) -> tuple[float, float, float, float]:
+def _axes_extent(window: tuple[range, range]) -> tuple[float, float, float, float]:
     """Return left, right, bottom and top of the axes of a map; the first query is at the top."""
     rows, columns = window
     return columns.start, columns.stop, rows.stop, rows.start
 
 
-def _sides(window: tuple[range, range], side: float) -> tuple[float, float]:
+def _width_and_height(window: tuple[range, range], side: float) -> tuple[float, float]:
     """Return width and height of a map, in inches: the longer side is `side`, or more if the map is far from square."""
-    ratio = _ratio(window)
-    longer = side * min(max(ratio, 1 / ratio), _LONGEST)
+    ratio = _height_ratio(window)
+    longer = side * min(max(ratio, 1 / ratio), _MOST_LENGTH_RATIO)
     return (longer, longer * ratio) if ratio < 1 else (longer / ratio, longer)
 
 
-def _ratio(window: tuple[range, range]) -> float:
+def _height_ratio(window: tuple[range, range]) -> float:
     """Return the height of a map by its width: that of the matrix, within bounds that can be looked at."""
     return min(max(len(window[0]) / len(window[1]), 0.3), 3.3)
 
@@ -410,8 +410,8 @@ def label(ax: Axes, labels: Sequence[str], columns: Sequence[str] | None = None)
     >>> pictures.draw(ax, torch.rand(2, 2))
     >>> pictures.label(ax, ["a", "b"])
     """
-    down, across = _shown(labels), _shown(labels if columns is None else columns)
-    families = _families("".join([*down, *across]))
+    down, across = _visible_labels(labels), _visible_labels(labels if columns is None else columns)
+    families = _fonts_for_text("".join([*down, *across]))
     down, across = (_in_fonts(texts, families) for texts in (down, across))
     size = max(4.0, min(8.0, 260 / max(len(down), len(across), 1)))
     ax.set_xticks(range(len(across)), across, rotation=90, family=families, fontsize=size, parse_math=False)
@@ -579,7 +579,7 @@ def both_sides() -> Colormap:
     """Return a colour map for weights that may be negative: red below 0, the palette of `depth` above."""
     from matplotlib.colors import ListedColormap
 
-    colours = [*palette(_BELOW)[::-1].tolist(), *palette().tolist()]
+    colours = [*palette(_NEGATIVE_COLOURS)[::-1].tolist(), *palette().tolist()]
     return ListedColormap(colours, name="attlas.signed").with_extremes(bad=LAND)
 
 
@@ -692,7 +692,7 @@ _TO_LAB = np.array(
 
 
 # Fonts for what the monospace font cannot draw, mostly Chinese, Japanese and Korean: of these, the installed ones.
-_FALLBACK = (
+_FALLBACK_FONTS = (
     "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Source Han Sans CN",
     "PingFang SC", "Hiragino Sans GB", "Heiti SC", "Heiti TC", "Songti SC", "STHeiti", "Microsoft YaHei", "SimHei",
     "SimSun", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "AR PL UMing CN", "Noto Sans SC",
@@ -702,7 +702,7 @@ _FALLBACK = (
 _ONE_LINE = {ord("\n"): "↵", ord("\r"): "↵", ord("\t"): "⇥"}
 
 
-def _shown(labels: Sequence[str]) -> list[str]:
+def _visible_labels(labels: Sequence[str]) -> list[str]:
     """Return labels on one line, with blanks at their ends that can be seen."""
     lines = [text.translate(_ONE_LINE) for text in labels]
     return [
@@ -713,21 +713,21 @@ def _shown(labels: Sequence[str]) -> list[str]:
     ]
 
 
-def _families(text: str) -> list[str]:
+def _fonts_for_text(text: str) -> list[str]:
     """Return the fonts that a text needs, the monospace one first: matplotlib asks them in turn for each character."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
-    families, missing = ["monospace"], set(text) - _drawable("monospace")
-    for name in _FALLBACK:
-        if missing and name in installed and missing & _drawable(name):
+    families, missing = ["monospace"], set(text) - _characters_of_font("monospace")
+    for name in _FALLBACK_FONTS:
+        if missing and name in installed and missing & _characters_of_font(name):
             families.append(name)
-            missing -= _drawable(name)
+            missing -= _characters_of_font(name)
     return families
 
 
 @cache
-def _drawable(family: str) -> frozenset[str]:
+def _characters_of_font(family: str) -> frozenset[str]:
     """Return the characters that a font has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
@@ -736,5 +736,5 @@ def _drawable(family: str) -> frozenset[str]:
 
 def _in_fonts(labels: Sequence[str], families: Sequence[str]) -> list[str]:
     """Return labels without characters that no font can draw: matplotlib would warn and draw boxes."""
-    known = frozenset().union(*map(_drawable, families))
+    known = frozenset().union(*map(_characters_of_font, families))
     return ["".join(c if c in known else "\N{WHITE SQUARE}" for c in label) for label in labels]

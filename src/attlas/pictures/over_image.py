@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-_SIDE = 4.2  # inches of the longer side of a picture
-_PALE = 0.62  # how far a picture is faded to white where nothing looks
-_STRONGEST = 0.85  # opacity of the largest weight
+_SIDE_INCHES = 4.2  # inches of the longer side of a picture
+_FADE_TO_WHITE = 0.62  # how far a picture is faded to white where nothing looks
+_MOST_OPACITY = 0.85  # opacity of the largest weight
 _LEFT_OUT = "#8a8f94"
 _MOST_PIXELS = 768  # a side of the picture that is drawn
 
@@ -88,10 +88,10 @@ def over_image(
     from matplotlib.cm import ScalarMappable
 
     numbers = weights.detach().cpu().double()
-    norm, colours = _scale(numbers, ratio)
-    pixels = None if picture is None else _fitting(picture_of(picture))
+    norm, colours = _colour_scale(numbers, ratio)
+    pixels = None if picture is None else _fitted_picture(picture_of(picture))
     height, width = (pixels.shape[0], pixels.shape[1]) if pixels is not None else weights.shape
-    across = _SIDE * min(1.0, width / height)
+    across = _SIDE_INCHES * min(1.0, width / height)
     down = across * height / width
     figure.set_size_inches(across * (1 if pixels is None else 2) + 1.2, down + (0.75 if title else 0.35))
     axes = figure.subplots(1, 1 if pixels is None else 2, squeeze=False)[0]
@@ -99,10 +99,10 @@ def over_image(
     layer = colours(norm(np.ma.masked_invalid(numbers.numpy())))
     if pixels is not None:
         axes[0].imshow(pixels.numpy())
-        axes[1].imshow((pixels.double() / 255 * (1 - _PALE) + _PALE).numpy())
-        layer[..., 3] = _opacity(norm, numbers, ratio)
+        axes[1].imshow((pixels.double() / 255 * (1 - _FADE_TO_WHITE) + _FADE_TO_WHITE).numpy())
+        layer[..., 3] = _patch_opacity(norm, numbers, ratio)
     if left_out is not None:
-        layer[left_out.cpu().numpy()] = _rgba(_LEFT_OUT)
+        layer[left_out.cpu().numpy()] = _as_rgba(_LEFT_OUT)
     axes[-1].imshow(layer, extent=extent, interpolation="nearest")
     for ax in axes:
         ax.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], aspect="equal")
@@ -117,13 +117,13 @@ def over_image(
     return figure
 
 
-def _fitting(picture: Tensor) -> Tensor:
+def _fitted_picture(picture: Tensor) -> Tensor:
     """Return a picture of at most `_MOST_PIXELS` a side."""
     step = -(-max(picture.shape[:2]) // _MOST_PIXELS)
     return picture[::step, ::step]
 
 
-def _scale(numbers: Tensor, ratio: bool) -> tuple[Normalize, Colormap]:
+def _colour_scale(numbers: Tensor, ratio: bool) -> tuple[Normalize, Colormap]:
     """Return the scale of the colours and their map."""
     from matplotlib.colors import LogNorm, Normalize
 
@@ -140,14 +140,14 @@ def _scale(numbers: Tensor, ratio: bool) -> tuple[Normalize, Colormap]:
     return Normalize(0.0, largest if largest > 0 else 1.0), depth()
 
 
-def _opacity(norm: Normalize, numbers: Tensor, ratio: bool) -> NDArray[np.float64]:
+def _patch_opacity(norm: Normalize, numbers: Tensor, ratio: bool) -> NDArray[np.float64]:
     """Return the opacity of each patch: none where the number says nothing, most where it is largest."""
     place = np.ma.filled(norm(np.ma.masked_invalid(numbers.numpy())), 0.5).astype(float)
     signed = ratio or (norm.vmin is not None and norm.vmin < 0)
     strength = np.abs(place - 0.5) * 2 if signed else place
-    return np.asarray(_STRONGEST * np.sqrt(strength.clip(0, 1)))
+    return np.asarray(_MOST_OPACITY * np.sqrt(strength.clip(0, 1)))
 
 
-def _rgba(colour: str) -> tuple[float, float, float, float]:
+def _as_rgba(colour: str) -> tuple[float, float, float, float]:
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue, _STRONGEST
+    return red, green, blue, _MOST_OPACITY

@@ -12,10 +12,10 @@ from torch import Tensor
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
 
-_REACH = 9.0  # standard deviations of a logit; what lies beyond has probability 1e-19
-_STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-7
+_REACH_IN_DEVIATIONS = 9.0  # standard deviations of a logit; what lies beyond has probability 1e-19
+_GRID_STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-7
 _STEP_DEVIATIONS = 0.3  # the same for the grid of the logit, in its standard deviations
-_WIDEST = 32.0  # standard deviation from which on two terms in 1/σ are used
+_WIDEST_DEVIATION = 32.0  # standard deviation from which on two terms in 1/σ are used
 _EARLY, _LATE = 36.0, 4.0  # e^-36 is nothing beside 1, and so is exp(-e^4)
 
 
@@ -108,11 +108,11 @@ def expected(keys: int, variance: float) -> Expected:
         return Expected(variance, math.log(keys), 1.0 / keys, 1.0 - 1.0 / keys)
     sigma = math.sqrt(variance)
     # `rest` is 1 - the expected largest weight.
-    if sigma <= _WIDEST:
-        entropy, rest, trace = _integrate(keys, sigma)
+    if sigma <= _WIDEST_DEVIATION:
+        entropy, rest, trace = _expected_quantities(keys, sigma)
     else:
-        near, far = _integrate(keys, _WIDEST / 2), _integrate(keys, _WIDEST)
-        ratio = _WIDEST / sigma
+        near, far = _expected_quantities(keys, _WIDEST_DEVIATION / 2), _expected_quantities(keys, _WIDEST_DEVIATION)
+        ratio = _WIDEST_DEVIATION / sigma
         # a / σ + b / σ², through the two points
         entropy, rest, trace = (
             ratio * (2 * f - n / 2) + ratio**2 * (n / 2 - f) for n, f in zip(near, far, strict=True)
@@ -166,26 +166,26 @@ def limit(keys: int, variance: float) -> Expected:
 
 
 @lru_cache(maxsize=4096)
-def _integrate(keys: int, sigma: float) -> tuple[float, float, float]:
+def _expected_quantities(keys: int, sigma: float) -> tuple[float, float, float]:
     """Return the expected entropy, 1 less the largest weight, and the trace.
 
     With Z the sum of exp over all logits, they are integrals over t = exp(u) > 0 by ``ln Z = ∫ (e^-t - e^-tZ) dt / t``
     and ``1 / Z = ∫ e^-tZ dt``: the expectation of e^-tZ is a product over the independent keys.
     """
-    step = min(_STEP_DEVIATIONS, _STEP / sigma)
-    z = torch.arange(-_REACH, _REACH + step, step, dtype=torch.float64)
+    step = min(_STEP_DEVIATIONS, _GRID_STEP / sigma)
+    z = torch.arange(-_REACH_IN_DEVIATIONS, _REACH_IN_DEVIATIONS + step, step, dtype=torch.float64)
     density = torch.exp(-z.square() / 2)
     density /= density.sum()
-    reach = sigma * _REACH
-    u = torch.arange(-reach - math.log(keys) - _EARLY, reach + _LATE, _STEP, dtype=torch.float64)
+    reach = sigma * _REACH_IN_DEVIATIONS
+    u = torch.arange(-reach - math.log(keys) - _EARLY, reach + _LATE, _GRID_STEP, dtype=torch.float64)
     sums = torch.zeros(4, dtype=torch.float64)
     for part in u.split(max(1, 2**20 // len(z))):
-        sums += _sums(part, z, density, keys, sigma)
-    log_z, mean_logit, squares, largest = (sums * _STEP).tolist()
+        sums += _grid_contributions(part, z, density, keys, sigma)
+    log_z, mean_logit, squares, largest = (sums * _GRID_STEP).tolist()
     return max(log_z - mean_logit, 0.0), max(1.0 - largest, 0.0), max(1.0 - squares, 0.0)
 
 
-def _sums(u: Tensor, z: Tensor, density: Tensor, keys: int, sigma: float) -> Tensor:
+def _grid_contributions(u: Tensor, z: Tensor, density: Tensor, keys: int, sigma: float) -> Tensor:
     """Return the contribution of the grid points t = exp(u) to four integrals.
 
     They are those for log Z, the mean logit, the sum of squared weights and the largest weight. `z` are values of a

@@ -20,7 +20,7 @@ from attlas.scaling.vectors import MEASURES
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
 
-_NODES = 2  # nodes an octave of the table in the variance; one an octave in the number of keys
+_NODES_PER_OCTAVE = 2  # nodes an octave of the table in the variance; one an octave in the number of keys
 _LEAST, _MOST = -8, 20  # powers of 2 between which the variance is looked up
 
 
@@ -174,7 +174,7 @@ def _of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
         mean(t) for t in (moments.variance, entropy, largest, jacobian.trace, jacobian.frobenius)
     )
     predicted: list[Expected | None] = [None] * count
-    variance = _independent(A, seen)
+    variance = _independent_logit_variance(A, seen)
     if variance is not None:
         spread = variance * (keys - 1.0).clamp(min=0.0) / keys.clamp(min=1.0)
         columns = [mean(t) for t in (spread, *look_up(keys, variance))]
@@ -184,7 +184,7 @@ def _of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
     return [HeadScaling(layer, *of_head) for of_head in numbers]
 
 
-def _independent(A: AttentionMatrix, seen: Tensor) -> Tensor | None:
+def _independent_logit_variance(A: AttentionMatrix, seen: Tensor) -> Tensor | None:
     """Return each query's logit variance over independent keys, scale² qᵀ Cov(k) q, shape (batch, heads, m)."""
     problem = A.problem
     dot = problem.score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # a sum has a tuple of tokens
@@ -204,7 +204,7 @@ def _independent(A: AttentionMatrix, seen: Tensor) -> Tensor | None:
 def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return `expected` of each row, between the nodes of a table: entropy, largest weight, trace."""
     x = torch.log2(keys.clamp(min=1.0))
-    y = (torch.log2(variance.clamp(min=2.0**_LEAST, max=2.0**_MOST)) - _LEAST) * _NODES
+    y = (torch.log2(variance.clamp(min=2.0**_LEAST, max=2.0**_MOST)) - _LEAST) * _NODES_PER_OCTAVE
     left, low = x.floor().long(), y.floor().long()
     out = torch.zeros(3, *keys.shape, dtype=torch.float64, device=keys.device)
     # Each cell of the table as one number; `a` and `b` below go to its corners.
@@ -213,7 +213,7 @@ def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for i, place in enumerate(places.tolist()):
         for a in (0, 1):
             for b in (0, 1):
-                node = expected(2 ** (place // 1000 + a), 2.0 ** (_LEAST + (place % 1000 + b) / _NODES))
+                node = expected(2 ** (place // 1000 + a), 2.0 ** (_LEAST + (place % 1000 + b) / _NODES_PER_OCTAVE))
                 corners[i, a, b] = torch.tensor([node.entropy, node.largest, node.trace])
     corner = corners.to(keys.device)[inverse]
     for a in (0, 1):

@@ -19,9 +19,9 @@ from attlas.scores.base import Derived
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
 
-_WIDEST = 16.0  # the factor lies between e^-16 and e^16
-_CLOSE = 1e-5  # nats of the mean entropy that count as met
-_STEPS = 60
+_WIDEST_LOG_FACTOR = 16.0  # the factor lies between e^-16 and e^16
+_CLOSE_IN_NATS = 1e-5  # nats of the mean entropy that count as met
+_MOST_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     instance_of("A", A, AttentionMatrix, "an AttentionMatrix", "A = attlas.attend(q, k)")
     if variance is not None and entropy is not None:
         found = f"variance = {variance!r} and entropy = {entropy!r}"
-        raise _wrong("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
+        raise _shape_error("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
     lead, device, A = A.shape[:-2], A.device, where_float64_is(A)
     batch, heads, m, _ = A.weights.shape
     keys = A.collect(AllowedKeys())[0].reshape(batch, heads, m).double()
@@ -130,11 +130,11 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
 def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of each matrix that gives its logits the wanted variance, and the variance reached."""
     if not 0.0 < wanted < float("inf"):
-        raise _wrong("the variance must be a finite number above 0.", f"variance = {wanted!r}", "variance=1.0")
-    found = _mean(stats.logit_moments(A).variance.reshape(keys.shape), keys)
+        raise _shape_error("the variance must be a finite number above 0.", f"variance = {wanted!r}", "variance=1.0")
+    found = _mean_over_rows(stats.logit_moments(A).variance.reshape(keys.shape), keys)
     if not bool((found > 0.0).all()):
         least = f"variance {float(found.min()):g} of the logits of one"
-        raise _wrong("the logits of every matrix must vary.", least, "leave that head out: A[:, heads]")
+        raise _shape_error("the logits of every matrix must vary.", least, "leave that head out: A[:, heads]")
     # The variance of factor * logits is factor² times theirs.
     factor = (wanted / found).sqrt()
     return factor, found * factor.square()
@@ -147,18 +147,20 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
     """
     if A.sink is not None:
         rule = "the entropy of weights beside a sink need not fall with the factor."
-        raise _wrong(rule, "a matrix with a sink", "temperature(A, variance=1.0)")
-    most = _mean(keys.clamp(min=1.0).log(), keys)
+        raise _shape_error(rule, "a matrix with a sink", "temperature(A, variance=1.0)")
+    most = _mean_over_rows(keys.clamp(min=1.0).log(), keys)
     if not 0.0 < wanted < float(most.min()):
         rule = "the entropy must lie between 0 and the mean of ln(allowed keys)."
         fix = f"entropy={float(most.min()) / 2:.2f}"
-        raise _wrong(rule, f"entropy = {wanted!r}, and the mean of ln(allowed keys) is {float(most.min()):.4g}", fix)
-    low, high = torch.full_like(most, -_WIDEST), torch.full_like(most, _WIDEST)
+        raise _shape_error(
+            rule, f"entropy = {wanted!r}, and the mean of ln(allowed keys) is {float(most.min()):.4g}", fix
+        )
+    low, high = torch.full_like(most, -_WIDEST_LOG_FACTOR), torch.full_like(most, _WIDEST_LOG_FACTOR)
     x = torch.zeros_like(most)
-    for _ in range(_STEPS):
+    for _ in range(_MOST_STEPS):
         reached, slope = _entropy_at(A, x.exp(), keys)
         excess = reached - wanted
-        if bool((excess.abs() < _CLOSE).all()) or bool((high - low < 1e-9).all()):
+        if bool((excess.abs() < _CLOSE_IN_NATS).all()) or bool((high - low < 1e-9).all()):
             break
         low, high = torch.where(excess > 0, x, low), torch.where(excess > 0, high, x)
         newton = x + excess / slope.clamp(min=1e-30)
@@ -166,7 +168,7 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
     if not bool((excess.abs() < 1e-3).all()):
         found = f"{float(reached.max()):.4g} at the best; logits that are equal keep their weights equal"
         fix = f"a target above {float(reached.max()):.4g}, or leave that head out: A[:, heads]"
-        raise _wrong("no factor reaches this entropy.", found, fix)
+        raise _shape_error("no factor reaches this entropy.", found, fix)
     return x.exp(), reached
 
 
@@ -174,11 +176,11 @@ def _entropy_at(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tenso
     """Return the mean entropy of each head with its own factor, and how fast it falls with ln(factor)."""
     problem = replace(A.problem, score=_ScaledPerHead(A.problem.score, factor))
     matrix = softmax_matrix(problem, A.plan)
-    entropy, spread = matrix.collect(_Surprisal())[0]
-    return _mean(entropy, keys), _mean(spread, keys)
+    entropy, spread = matrix.collect(_SurprisalMoments())[0]
+    return _mean_over_rows(entropy, keys), _mean_over_rows(spread, keys)
 
 
-def _mean(t: Tensor, keys: Tensor) -> Tensor:
+def _mean_over_rows(t: Tensor, keys: Tensor) -> Tensor:
     """Return the mean of each matrix over the rows that may see a key, in float64."""
     counted = (keys > 0).double()
     return (t.double() * counted).sum(-1) / counted.sum(-1).clamp(min=1.0)
@@ -198,7 +200,7 @@ class _ScaledPerHead(Derived):
         return logits * factor[..., None, None]
 
 
-class _Surprisal(Statistic):
+class _SurprisalMoments(Statistic):
     """Mean and variance of ``-ln p`` under p, for each row: its entropy, and how fast that falls with ln(factor)."""
 
     def start(self, problem: Any) -> Tensor:
@@ -217,5 +219,5 @@ class _Surprisal(Statistic):
         return -first, (second - first.square()).clamp(min=0.0)
 
 
-def _wrong(rule: str, found: str, fix: str) -> ShapeError:
+def _shape_error(rule: str, found: str, fix: str) -> ShapeError:
     return ShapeError(rule, found, fix)

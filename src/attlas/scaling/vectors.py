@@ -19,8 +19,8 @@ Sampler: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
 SIZES = (8, 16, 32, 64, 128, 256, 512)
 MEASURES = ("variance", "entropy", "largest", "trace", "frobenius")
 _AT_ONCE = 2**22  # random numbers that are held together
-_SAMPLE = 2**16  # numbers from which mean and variance of a user's sampler are checked
-_ERRORS = 6.0  # standard errors beyond which they are called wrong
+_CHECKED_NUMBERS = 2**16  # numbers from which mean and variance of a user's sampler are checked
+_MOST_STANDARD_ERRORS = 6.0  # standard errors beyond which they are called wrong
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -287,25 +287,29 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
             raise _wrong(rule, f"distribution = {distribution!r}", 'distribution="normal"')
         return distribution, DISTRIBUTIONS[distribution]
     name = getattr(distribution, "__name__", type(distribution).__name__)
-    sample = distribution((_SAMPLE,), torch.Generator().manual_seed(0)) if callable(distribution) else distribution
+    sample = (
+        distribution((_CHECKED_NUMBERS,), torch.Generator().manual_seed(0)) if callable(distribution) else distribution
+    )
     if not isinstance(sample, Tensor) or not sample.is_floating_point():
         rule = "distribution must be a name, or a function that returns a floating-point tensor."
         found = f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample)
         fix = "distribution=lambda shape, generator: torch.randn(shape, generator=generator)"
         raise DtypeError(rule, found, fix, distribution=name)
-    if sample.shape != (_SAMPLE,):
-        found = f"shape {tuple(sample.shape)} for ({_SAMPLE},)"
+    if sample.shape != (_CHECKED_NUMBERS,):
+        found = f"shape {tuple(sample.shape)} for ({_CHECKED_NUMBERS},)"
         raise _wrong("a sampler must return the shape that it is asked for.", found, "torch.randn(shape)", name)
     x = sample.double()
     mean, variance = float(x.mean()), float(x.var(correction=0))
     fourth = float((x - mean).pow(4).mean())
-    root = math.sqrt(_SAMPLE)
-    wrong_mean = abs(mean) > _ERRORS * math.sqrt(variance) / root
-    wrong_variance = abs(variance - 1.0) > _ERRORS * math.sqrt(max(fourth - variance**2, 0.0)) / root + 1e-6
+    root = math.sqrt(_CHECKED_NUMBERS)
+    wrong_mean = abs(mean) > _MOST_STANDARD_ERRORS * math.sqrt(variance) / root
+    wrong_variance = (
+        abs(variance - 1.0) > _MOST_STANDARD_ERRORS * math.sqrt(max(fourth - variance**2, 0.0)) / root + 1e-6
+    )
     if not math.isfinite(variance) or wrong_mean or wrong_variance:
         rule = "a sampler must have mean 0 and variance 1."
         fix = f"return (x - {mean:.3g}) / {math.sqrt(variance):.3g} from it."
-        raise _wrong(rule, f"mean {mean:.3g}, variance {variance:.3g} of {_SAMPLE:,} numbers", fix, name)
+        raise _wrong(rule, f"mean {mean:.3g}, variance {variance:.3g} of {_CHECKED_NUMBERS:,} numbers", fix, name)
     return name, distribution
 
 

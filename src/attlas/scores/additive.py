@@ -19,7 +19,7 @@ __all__ = ["Additive"]
 
 # Hidden units times cells held at once. On a processor this block stays in a core's cache, which is 1.5 times
 # faster than the whole tile; an accelerator needs enough work for each launch.
-_BLOCK = {"cpu": 1 << 17}
+_UNIT_CELLS_AT_ONCE = {"cpu": 1 << 17}
 _BLOCK_ACCELERATOR = 1 << 24
 
 
@@ -105,23 +105,23 @@ class Additive(Score):
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         # The log-weights of a tile.
         if tracing():  # a program that torch records is made of torch's own operations
-            return _definition(q, k, self.w_v.to(q))
-        logits: Tensor = _Units.apply(q, k, self.w_v.to(q))  # type: ignore[no-untyped-call]
+            return _score_by_definition(q, k, self.w_v.to(q))
+        logits: Tensor = _SumOfUnits.apply(q, k, self.w_v.to(q))  # type: ignore[no-untyped-call]
         return logits
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         fix = f"use score=Additive({q.shape[-1]}, {k.shape[-1]}, {self.hidden_size})."
-        check_sizes(self._name(), q, k, (self.query_size, self.key_size), fix)
+        check_sizes(self._name_in_errors(), q, k, (self.query_size, self.key_size), fix)
 
     def extra_repr(self) -> str:
         return f"query_size={self.query_size}, key_size={self.key_size}, hidden_size={self.hidden_size}"
 
-    def _name(self) -> str:
+    def _name_in_errors(self) -> str:
         """Return the score as it is written, for errors."""
         return f"Additive({self.query_size}, {self.key_size}, {self.hidden_size})"
 
 
-class _Units(torch.autograd.Function):
+class _SumOfUnits(torch.autograd.Function):
     """``Σ_u w_u tanh(q_iu + k_ju)`` in blocks of rows; the backward makes each block again and keeps none.
 
     The derivative of tanh is ``1 - tanh²``, so both gradients are sums of ``grad * tanh²``. Against autograd on
@@ -134,8 +134,8 @@ class _Units(torch.autograd.Function):
         # all.
         ctx.save_for_backward(q, k, w)
         total = q.new_empty(*q.shape[:-1], k.shape[-2])
-        for rows in _bands(q, k):
-            total[..., rows.start : rows.stop, :] = _tanh(q, k, rows) @ w
+        for rows in _bands_of_rows(q, k):
+            total[..., rows.start : rows.stop, :] = _hidden_units(q, k, rows) @ w
         return total
 
     @staticmethod
@@ -143,10 +143,10 @@ class _Units(torch.autograd.Function):
         # Gradients of q, k and w. Where they are to be differentiated again, autograd records the formula instead.
         q, k, w = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return recorded_gradients(_definition(q, k, w), (q, k, w), grad)
+            return recorded_gradients(_score_by_definition(q, k, w), (q, k, w), grad)
         grad_q, grad_k, grad_w = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(w)
-        for rows in _bands(q, k):
-            units, grad_rows = _tanh(q, k, rows), grad[..., rows.start : rows.stop, :]
+        for rows in _bands_of_rows(q, k):
+            units, grad_rows = _hidden_units(q, k, rows), grad[..., rows.start : rows.stop, :]
             grad_w += grad_rows.reshape(-1) @ units.flatten(0, -2)
             # From here on `units` holds grad * tanh²: the sum of grad * (1 - tanh²) is that of grad less that of units.
             units.mul_(units).mul_(grad_rows.unsqueeze(-1))
@@ -155,17 +155,17 @@ class _Units(torch.autograd.Function):
         return grad_q * w, grad_k * w, grad_w
 
 
-def _definition(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+def _score_by_definition(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     """Return the score of each pair by the plain formula; holds all hidden units, (rows, columns, hidden), at once."""
     return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ w
 
 
-def _bands(q: Tensor, k: Tensor) -> list[range]:
+def _bands_of_rows(q: Tensor, k: Tensor) -> list[range]:
     """Return ranges of rows of `q`, so short that one range's hidden units, for all keys, fit into a block."""
-    block = _BLOCK.get(q.device.type, _BLOCK_ACCELERATOR)
+    block = _UNIT_CELLS_AT_ONCE.get(q.device.type, _BLOCK_ACCELERATOR)
     return list(cut(q.shape[-2], max(1, block // max(1, k.numel()))))
 
 
-def _tanh(q: Tensor, k: Tensor, rows: range) -> Tensor:
+def _hidden_units(q: Tensor, k: Tensor, rows: range) -> Tensor:
     """Return the hidden units of some rows and all keys, shape (..., rows, n, hidden)."""
     return (q[..., rows.start : rows.stop, :].unsqueeze(-2) + k.unsqueeze(-3)).tanh_()

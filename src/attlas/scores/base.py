@@ -23,10 +23,10 @@ from attlas.scores.bias import Bias, added, scaled
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
-_Score = TypeVar("_Score", bound="Score")
+_ScoreType = TypeVar("_ScoreType", bound="Score")
 Tokens: TypeAlias = "Tensor | tuple[Tokens, ...]"
 # What a score says of itself, and what is made of scores takes from them.
-_PROPERTIES = ("finite", "positional", "position_free", "rounds_tokens")
+_INHERITED_PROPERTIES = ("finite", "positional", "position_free", "rounds_tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +265,7 @@ class Sum(Score):
         self.left = left
         self.right = right
         self.scratch = max(left.scratch, right.scratch) + 1
-        for name in _PROPERTIES:  # what a score says of itself, such as `finite`: a sum where both parts do
+        for name in _INHERITED_PROPERTIES:  # what a score says of itself, such as `finite`: a sum where both parts do
             setattr(self, name, getattr(left, name) and getattr(right, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
@@ -309,7 +309,7 @@ class Derived(Score):
         super().__init__()
         self.inner = inner
         self.scratch = inner.scratch + 1
-        for name in _PROPERTIES:  # what a score says of itself, such as `finite`
+        for name in _INHERITED_PROPERTIES:  # what a score says of itself, such as `finite`
             setattr(self, name, getattr(inner, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
@@ -423,7 +423,7 @@ class ScaledByTensor(Derived):
         return f"factor={tuple(self.factor.shape)}"
 
 
-def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -> _Score:
+def with_parameters(make: Callable[[], _ScoreType], parameters: dict[str, Tensor]) -> _ScoreType:
     """Return the score that `make` creates, with its parameters replaced by these.
 
     It is created on the meta device, so that this takes no memory and draws no random number.

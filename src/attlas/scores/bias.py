@@ -72,7 +72,7 @@ class Bias:
         if self.distance is not None:
             # Each row of the tile reads a window of the distances that begins one place before that of the row above.
             total = total + self.distance.unfold(-1, len(at.columns), 1).flip(-2)
-        tokens = _sum(
+        tokens = _sum_of_terms(
             None if self.query is None else self.query.to(torch.float64).unsqueeze(-1),
             None if self.key is None else self.key.to(torch.float64).unsqueeze(-2),
         )
@@ -83,7 +83,7 @@ def added(a: Bias | None, b: Bias | None) -> Bias | None:
     """Return the sum of two biases; None where one is None, or where both have `cell`, of which a Bias has only one."""
     if a is None or b is None or (a.cell is not None and b.cell is not None):
         return None
-    distance, key, query = (_sum(x, y) for x, y in zip(a.linear, b.linear, strict=True))
+    distance, key, query = (_sum_of_terms(x, y) for x, y in zip(a.linear, b.linear, strict=True))
     # The one with `cell` keeps it, and its factor.
     return replace(b if a.cell is None else a, distance=distance, key=key, query=query)
 
@@ -101,7 +101,7 @@ def scaled(bias: Bias | None, factor: float | Tensor) -> Bias | None:
     return Bias(distance, key, query, bias.cell, of_cell)
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _sum_of_terms(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Return the sum of two terms; None counts as 0."""
     if a is None or b is None:
         return b if a is None else a

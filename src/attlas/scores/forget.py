@@ -109,12 +109,12 @@ class Forget(Score):
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         # c of each query less c of each key, in float64; the difference is rounded to the dtype of the tile.
-        queries, keys = self._sums(at)
+        queries, keys = self._cumulative_log_gates(at)
         return (queries.unsqueeze(-1) - keys.unsqueeze(-2)).to(at.dtype)
 
     def bias(self, at: Tile) -> Bias:
         # ``c_i' - c_j`` is a term of the query plus a term of the key.
-        queries, keys = self._sums(at)
+        queries, keys = self._cumulative_log_gates(at)
         return Bias(key=-keys, query=queries)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
@@ -135,7 +135,7 @@ class Forget(Score):
     def extra_repr(self) -> str:
         return f"log_gate={tuple(self.log_gate.shape)}"
 
-    def _sums(self, at: Tile) -> tuple[Tensor, Tensor]:
+    def _cumulative_log_gates(self, at: Tile) -> tuple[Tensor, Tensor]:
         """Return the cumulative sums of log gates (`c` in the formula) at a tile's queries and at its keys.
 
         Shapes (batches or 1, heads or 1, rows) and (batches or 1, heads or 1, columns).

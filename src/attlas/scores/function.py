@@ -68,7 +68,9 @@ class ScoreMod(Derived):
         self.scratch, self.finite, self.positional, self.position_free = 3, False, False, False
         # A module is registered, so that its parameters are parameters of this score.
         self.module = score_mod if isinstance(score_mod, nn.Module) else None
-        self._function = TileFunction(score_mod, f"score_mod {_name(score_mod)}", ("score", "b", "h", "i", "j"))
+        self._function = TileFunction(
+            score_mod, f"score_mod {_name_of_function(score_mod)}", ("score", "b", "h", "i", "j")
+        )
 
     @property
     def score_mod(self) -> Callable[..., Tensor]:
@@ -84,9 +86,9 @@ class ScoreMod(Derived):
         return changed if isinstance(changed, Tensor) else torch.full_like(logits, changed)
 
     def extra_repr(self) -> str:
-        return _name(self.score_mod)
+        return _name_of_function(self.score_mod)
 
 
-def _name(function: object) -> str:
+def _name_of_function(function: object) -> str:
     """Return the name of a function; of another callable object that of its class."""
     return str(getattr(function, "__name__", type(function).__name__))

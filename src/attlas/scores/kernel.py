@@ -22,7 +22,7 @@ from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_paramet
 __all__ = ["Boxcar", "Epanechnikov", "Gaussian", "Laplace", "Triangular"]
 
 # Cells that the loop over coordinates holds at once: three tensors of this size stay in a core's cache.
-_CELLS = 1 << 16
+_CELLS_AT_ONCE = 1 << 16
 
 
 class Distance(torch.autograd.Function):
@@ -47,10 +47,10 @@ class Distance(torch.autograd.Function):
             return *recorded_gradients(powers.sum(-1), (q, k, scale), grad), None
         q, k = q.mT.contiguous(), k.mT.contiguous()
         grad_q, grad_k, grad_scale = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(scale)
-        for rows in _bands(q, k):
+        for rows in _bands_of_rows(q, k):
             grad_rows = grad[..., rows.start : rows.stop, :]
             for c in range(q.shape[-2]):
-                gap = _gap(q, k, scale, rows, c)
+                gap = _scaled_difference(q, k, scale, rows, c)
                 # Without the factors that are the same for all pairs, which are multiplied once at the end.
                 slope = grad_rows * gap if ctx.power == 2 else grad_rows * gap.sign()
                 grad_q[..., c, rows.start : rows.stop] = slope.sum(-1)
@@ -64,10 +64,10 @@ class Distance(torch.autograd.Function):
 def distances(q: Tensor, k: Tensor, power: int, scale: Tensor | None = None) -> Tensor:
     """Return ``Σ_c |scale_c (q_ci - k_cj)|^power``, shape (..., m, n), of tokens (..., d, m) and (..., d, n)."""
     total = q.new_zeros(*q.shape[:-2], q.shape[-1], k.shape[-1])
-    for rows in _bands(q, k):
+    for rows in _bands_of_rows(q, k):
         part = total[..., rows.start : rows.stop, :]
         for c in range(q.shape[-2]):
-            gap = _gap(q, k, scale, rows, c)
+            gap = _scaled_difference(q, k, scale, rows, c)
             if power == 2:
                 part.addcmul_(gap, gap)
             else:
@@ -75,15 +75,15 @@ def distances(q: Tensor, k: Tensor, power: int, scale: Tensor | None = None) -> 
     return total
 
 
-def _bands(q: Tensor, k: Tensor) -> list[range]:
-    """Return ranges of queries, so short that a range and all keys have about `_CELLS` pairs; off the CPU one range."""
+def _bands_of_rows(q: Tensor, k: Tensor) -> list[range]:
+    """Return ranges of queries that each have about `_CELLS_AT_ONCE` pairs with all keys; off the CPU one range."""
     # On an accelerator a launch costs more than a cache miss: one band.
-    cells = _CELLS if q.device.type == "cpu" else 1 << 62
+    cells = _CELLS_AT_ONCE if q.device.type == "cpu" else 1 << 62
     columns = max(1, k.shape[:-2].numel() * k.shape[-1])
     return list(cut(q.shape[-1], max(1, cells // columns)))
 
 
-def _gap(q: Tensor, k: Tensor, scale: Tensor | None, rows: range, c: int) -> Tensor:
+def _scaled_difference(q: Tensor, k: Tensor, scale: Tensor | None, rows: range, c: int) -> Tensor:
     """Return the differences ``scale_c (q_c - k_c)`` of a coordinate c, shape (..., rows, n).
 
     `rows` are the queries that are taken; the keys are taken all.
@@ -104,7 +104,7 @@ def checked_bandwidth(bandwidth: object) -> Tensor:
         fix = "give a scalar, or a tensor of shape (d,)."
         raise ShapeError(rule, f"{value.ndim} axes, {value.numel()} numbers", fix, bandwidth=value)
     if tracing():  # a program that torch traces can look at Python's numbers alone
-        wrong = [] if isinstance(bandwidth, Tensor) else [h for h in _listed(bandwidth) if not 0 < h < math.inf]
+        wrong = [] if isinstance(bandwidth, Tensor) else [h for h in _as_list(bandwidth) if not 0 < h < math.inf]
     else:
         wrong = value.detach()[~(value.detach().isfinite() & (value.detach() > 0))].tolist()
     if wrong:
@@ -114,7 +114,7 @@ def checked_bandwidth(bandwidth: object) -> Tensor:
     return value
 
 
-def _listed(numbers: Any) -> list[float]:
+def _as_list(numbers: Any) -> list[float]:
     """Return a single number, or a sequence of numbers, as a list."""
     return list(numbers) if isinstance(numbers, Sequence) else [numbers]
 
@@ -122,10 +122,10 @@ def _listed(numbers: Any) -> list[float]:
 # From this size of token on, one matrix product beats a loop over coordinates by 5 times and more.
 _DOT_SIZE = 8
 # Largest error of a log-weight that the dot-product form may cause; see Gaussian, Notes.
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+_LOG_WEIGHT_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-class _Kernel(Score):
+class _DistanceKernel(Score):
     """A function of the distance between query and key, in units of the bandwidth."""
 
     scratch = 4
@@ -176,7 +176,7 @@ class _Kernel(Score):
         # rounding error that grows with spread / bandwidth.
         # 1 / bandwidth for each coordinate.
         scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # these tokens are one tensor
-        scale = scale / self._unit(scale)
+        scale = scale / self._bandwidth_like(scale)
         if tracing():  # a program that torch records is made of torch's own operations
             gap = (q.unsqueeze(-2) - k.unsqueeze(-3)) * scale  # type: ignore[union-attr]  # one tensor each
             return self.log_weight((gap.square() if self.power == 2 else gap.abs()).sum(-1))
@@ -202,7 +202,7 @@ class _Kernel(Score):
         shown = f"{h.item():.6g}" if h.ndim == 0 else f"<{h.shape[0]} numbers>"
         return f"bandwidth={shown}" + (", learn=True" if self.log_bandwidth is not None else "")
 
-    def _unit(self, like: Tensor) -> Tensor:
+    def _bandwidth_like(self, like: Tensor) -> Tensor:
         """Return the bandwidth with the dtype and device of `like`, shape () or (d,)."""
         h = self.bandwidth
         return (
@@ -210,7 +210,7 @@ class _Kernel(Score):
         )  # one number works with every dtype and device, and needs no copy
 
 
-class Gaussian(_Kernel):
+class Gaussian(_DistanceKernel):
     """Gaussian kernel, ``s_ij = -½ ‖(q_i - k_j) / h‖²``; with softmax it is Nadaraya-Watson regression.
 
     Parameters
@@ -264,9 +264,9 @@ class Gaussian(_Kernel):
         d = q.shape[-1]
         if d < _DOT_SIZE or not (q.numel() and k.numel()) or tracing():
             return q, k
-        centre, h = _centre(k), self._unit(q)
+        centre, h = _mean_of_keys(k), self._bandwidth_like(q)
         # Query heads that share a key head have its centre.
-        q_long, k_long = _augmented(
+        q_long, k_long = _augmented_tokens(
             (q - centre.repeat_interleave(q.shape[-3] // k.shape[-3], -3)) / h, (k - centre) / h
         )
         with torch.no_grad():
@@ -275,7 +275,7 @@ class Gaussian(_Kernel):
             spread = -2.0 * answer_of((q_long[..., d].min() + k_long[..., d + 1].min()).item) * (1 + d / 64)
         # The form of the tokens tells `forward` what they are: a tuple of one for a dot product, of two for one
         # in float64, a tensor for differences. NaN takes the last way.
-        if spread * torch.finfo(q.dtype).eps / 2 <= _TOLERANCE.get(q.dtype, 1e-5):
+        if spread * torch.finfo(q.dtype).eps / 2 <= _LOG_WEIGHT_TOLERANCE.get(q.dtype, 1e-5):
             return (q_long,), (k_long,)
         if q.dtype is torch.float32 and q.device.type != "mps" and spread * 2.0**-53 <= 1e-7:  # u of float64
             return (q, q[..., :0]), (k, k[..., :0])
@@ -290,8 +290,8 @@ class Gaussian(_Kernel):
         if len(q) == 1:
             return torch.matmul(q_one, k_one.mT)
         q_one, k_one = q_one.double(), k_one.double()
-        h, centre = self._unit(q_one), _centre(k_one)
-        q_long, k_long = _augmented((q_one - centre) / h, (k_one - centre) / h)
+        h, centre = self._bandwidth_like(q_one), _mean_of_keys(k_one)
+        q_long, k_long = _augmented_tokens((q_one - centre) / h, (k_one - centre) / h)
         return torch.matmul(q_long, k_long.mT).clamp(max=0.0).to(at.dtype)
 
     def log_weight(self, distance: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ class Gaussian(_Kernel):
         return Dot(q[0], k[0], 1.0) if isinstance(q, tuple) and len(q) == 1 else None  # type: ignore[arg-type]
 
 
-def _centre(k: Tensor) -> Tensor:
+def _mean_of_keys(k: Tensor) -> Tensor:
     """Return the mean of the keys, shape (..., 1, d).
 
     Shifting q and k by it changes no distance, so it needs no gradient.
@@ -311,7 +311,7 @@ def _centre(k: Tensor) -> Tensor:
     return torch.where(centre.isfinite(), centre, 0.0)  # a key that a mask hides may hold anything
 
 
-def _augmented(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _augmented_tokens(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return tokens with two more coordinates, and some zeros, so that ``q · k = -½ ‖q - k‖²`` of those given."""
     q_half, k_half = q.square().sum(-1, keepdim=True) * -0.5, k.square().sum(-1, keepdim=True) * -0.5
     # Fused kernels want a size that is a multiple of 8; the zeros cost 2 %.
@@ -320,7 +320,7 @@ def _augmented(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return q_long, functional.pad(torch.cat([k, torch.ones_like(k_half), k_half], -1), pad)
 
 
-class Laplace(_Kernel):
+class Laplace(_DistanceKernel):
     """Product Laplace kernel, ``s_ij = -‖(q_i - k_j) / h‖₁``, the sum of the absolute differences (L1).
 
     Parameters
@@ -361,7 +361,7 @@ class Laplace(_Kernel):
         return -distance
 
 
-class _Bounded(_Kernel):
+class _BoundedKernel(_DistanceKernel):
     """A kernel of ``u = ‖(q - k) / h‖`` that is 0, a log-weight of -inf, where ``u >= 1``."""
 
     def log_weight(self, distance: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ class _Bounded(_Kernel):
         """Return the log of the kernel at ``u²`` in [0, 1)."""
 
 
-class Boxcar(_Bounded):
+class Boxcar(_BoundedKernel):
     """Boxcar kernel: log-weight 0 where ``u = ‖(q_i - k_j) / h‖ < 1``, -inf elsewhere.
 
     Parameters
@@ -414,7 +414,7 @@ class Boxcar(_Bounded):
         return square * 0.0  # not a constant: NaN stays NaN, and the gradient is 0 and not missing
 
 
-class Epanechnikov(_Bounded):
+class Epanechnikov(_BoundedKernel):
     """Epanechnikov kernel, ``s_ij = log(1 - u²)`` with ``u = ‖(q_i - k_j) / h‖``, -inf where ``u >= 1``.
 
     Parameters
@@ -456,7 +456,7 @@ class Epanechnikov(_Bounded):
         return torch.log1p(-square)
 
 
-class Triangular(_Bounded):
+class Triangular(_BoundedKernel):
     """Triangular kernel, ``s_ij = log(1 - u)`` with ``u = ‖(q_i - k_j) / h‖``, -inf where ``u >= 1``.
 
     Parameters

@@ -102,7 +102,7 @@ class PaTH(Score):
             raise DeviceError(rule, f"{beta.device} and {w.device}", fix, beta=beta, w=w)
         self.w, self.beta = as_plain("w", w), as_plain("beta", beta)
         self.scale = None if scale is None else finite_number("scale", scale, "scale=1.0")
-        self._kept = _Kept()
+        self._kept = _KeptTurns()
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         check_same_size("PaTH()", q, k, "give tokens of one size.")
@@ -125,65 +125,65 @@ class PaTH(Score):
         n = self.w.shape[-2]
         q = q * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
         (rows, row_order), (columns, column_order) = (
-            _ascending(at.rows, at.row_index, at.n - at.m),
-            _ascending(at.columns, at.column_index, 0),
+            _in_ascending_order(at.rows, at.row_index, at.n - at.m),
+            _in_ascending_order(at.columns, at.column_index, 0),
         )
         q = q if row_order is None else q.index_select(-2, to_device(row_order, q.device))
         k = k if column_order is None else k.index_select(-2, to_device(column_order, k.device))
         size = min(self.chunk_size, 1 << max(n - 1, 0).bit_length())
-        i, j = _pieces(rows, size, n), _pieces(columns, size, n)
+        i, j = _pieces_by_chunk(rows, size, n), _pieces_by_chunk(columns, size, n)
         if i and j and max(i) >= min(j):
-            found = _tile(self._turns(at, min(j), max(i), size), q, k, i, j)
+            found = _products_of_tile(self._turns_of_chunks(at, min(j), max(i), size), q, k, i, j)
         else:
             found = q.new_full((*q.shape[:-1], k.shape[-2]), -math.inf)
         for order, axis in ((row_order, -2), (column_order, -1)):
             found = found if order is None else found.index_select(axis, to_device(order.argsort(), found.device))
         return found
 
-    def _turns(self, at: Tile, first: int, last: int, size: int) -> _Turns:
+    def _turns_of_chunks(self, at: Tile, first: int, last: int, size: int) -> _ChunkTurns:
         """Return the turns of some chunks of the batches and heads of a tile; kept where no graph is recorded."""
         of_graph = torch.is_grad_enabled() and (self.w.requires_grad or self.beta.requires_grad)
         if of_graph or tracing() or torch.compiler.is_compiling():
-            return self._made(at, range(first, last + 1), size)
+            return self._computed_turns(at, range(first, last + 1), size)
         versions = (changes_of(self.w), changes_of(self.beta), self.w.data_ptr(), self.beta.data_ptr())
         key = (at.batch_ids.tolist(), at.head_ids.tolist(), at.dtype, at.device, size, versions)
         if self._kept.key != key or None in versions:
             with torch.no_grad():
-                self._kept.turns = self._made(at, range(-(-self.w.shape[-2] // size)), size)
+                self._kept.turns = self._computed_turns(at, range(-(-self.w.shape[-2] // size)), size)
             self._kept.key = key
         return self._kept.turns  # type: ignore[return-value]  # it was made
 
-    def _made(self, at: Tile, chunks: range, size: int) -> _Turns:
+    def _computed_turns(self, at: Tile, chunks: range, size: int) -> _ChunkTurns:
         w, beta = (t[(None,) * (4 - t.ndim)] for t in (self.w, self.beta.unsqueeze(-1)))
         w, beta = (to_device(heads_of(t, at), at.device, at.dtype) for t in (w, beta))
         start, stop = chunks.start * size, chunks.stop * size
-        w, beta = (_cut(t[..., start:stop, :], size, stop - start) for t in (w, beta))
-        return _Turns.of(w, -beta * w, chunks.start)
+        w, beta = (_tokens_in_chunks(t[..., start:stop, :], size, stop - start) for t in (w, beta))
+        return _ChunkTurns.of(w, -beta * w, chunks.start)
 
     def extra_repr(self) -> str:
         return f"w={tuple(self.w.shape)}" + ("" if self.scale is None else f", scale={self.scale}")
 
 
-class _Kept:
+class _KeptTurns:
     """The turns of the batches and heads that were asked for last; a copy of the score does not take them with it."""
 
     key: tuple[object, ...] | None = None
-    turns: _Turns | None = None
+    turns: _ChunkTurns | None = None
 
-    def __deepcopy__(self, memo: object) -> _Kept:
-        return _Kept()
+    def __deepcopy__(self, memo: object) -> _KeptTurns:
+        return _KeptTurns()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return _Kept, ()
+        return _KeptTurns, ()
 
 
-def _cut(t: Tensor, size: int, length: int) -> Tensor:
+def _tokens_in_chunks(t: Tensor, size: int, length: int) -> Tensor:
     """Return the tokens of an axis in chunks, with zeros after the last, shape (..., chunks, size, d)."""
     chunks: Tensor = functional.pad(t, (0, 0, 0, length - t.shape[-2])).unflatten(-2, (-1, size))
     return chunks
 
 
-class _Turns(NamedTuple):
+class _ChunkTurns(NamedTuple):
     """What the tokens of some chunks do, where ``I + p_t w_tᵀ`` is the turn of token t.
 
     Parameters
@@ -205,7 +205,7 @@ class _Turns(NamedTuple):
     first: int
 
     @classmethod
-    def of(cls, w: Tensor, p: Tensor, first: int) -> _Turns:
+    def of(cls, w: Tensor, p: Tensor, first: int) -> _ChunkTurns:
         """Return the turns of chunks with these vectors."""
         d, one = w.shape[-1], torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
         system = -(w @ p.mT)  # its diagonal counts as 1, and what lies above it is not read
@@ -229,7 +229,7 @@ class _Turns(NamedTuple):
         return x
 
 
-class _Piece(NamedTuple):
+class _PieceOfChunk(NamedTuple):
     """The rows, or columns, of a tile in one chunk: their places in the tile, and in the chunk."""
 
     span: slice
@@ -242,7 +242,7 @@ class _Piece(NamedTuple):
         return to_device(torch.tensor(self.inside), device)
 
 
-def _ascending(span: range, index: Tensor | None, shift: int) -> tuple[Sequence[int], Tensor | None]:
+def _in_ascending_order(span: range, index: Tensor | None, shift: int) -> tuple[Sequence[int], Tensor | None]:
     """Return the tokens of some rows or columns in ascending order, and the order in which they were given."""
     if index is None:
         return range(span.start + shift, span.stop + shift), None
@@ -250,7 +250,7 @@ def _ascending(span: range, index: Tensor | None, shift: int) -> tuple[Sequence[
     return tokens.tolist(), order
 
 
-def _pieces(tokens: Sequence[int], size: int, n: int) -> dict[int, _Piece]:
+def _pieces_by_chunk(tokens: Sequence[int], size: int, n: int) -> dict[int, _PieceOfChunk]:
     """Return tokens in ascending order by their chunks; those that are not among the n tokens are in none."""
     found = {}
     if isinstance(tokens, range):
@@ -258,17 +258,19 @@ def _pieces(tokens: Sequence[int], size: int, n: int) -> dict[int, _Piece]:
         for chunk in range(first // size, -(-last // size)) if first < last else ():
             own = range(max(first, chunk * size), min(last, (chunk + 1) * size))
             span = slice(own.start - tokens.start, own.stop - tokens.start)
-            found[chunk] = _Piece(span, range(own.start - chunk * size, own.stop - chunk * size))
+            found[chunk] = _PieceOfChunk(span, range(own.start - chunk * size, own.stop - chunk * size))
         return found
     known = [(place, token) for place, token in enumerate(tokens) if 0 <= token < n]
     for chunk, group in groupby(known, lambda pair: pair[1] // size):
         pairs = list(group)
         span = slice(pairs[0][0], pairs[-1][0] + 1)
-        found[chunk] = _Piece(span, [token - chunk * size for _, token in pairs])
+        found[chunk] = _PieceOfChunk(span, [token - chunk * size for _, token in pairs])
     return found
 
 
-def _tile(turns: _Turns, q: Tensor, k: Tensor, rows: dict[int, _Piece], columns: dict[int, _Piece]) -> Tensor:
+def _products_of_tile(
+    turns: _ChunkTurns, q: Tensor, k: Tensor, rows: dict[int, _PieceOfChunk], columns: dict[int, _PieceOfChunk]
+) -> Tensor:
     """Return the products of rows and columns in ascending order, -inf for keys after the query.
 
     From the last chunk to the first, the rows of later chunks are carried back to the end of each chunk.
@@ -278,7 +280,7 @@ def _tile(turns: _Turns, q: Tensor, k: Tensor, rows: dict[int, _Piece], columns:
     x, frontier = q[..., stop:stop, :], last + 1  # the rows so far, at the start of a chunk
     columns = {chunk: piece for chunk, piece in columns.items() if chunk <= last}
     parts = []
-    for chunk, later, writes in _carried(turns, k, rows, columns, place):
+    for chunk, later, writes in _carried_chunks(turns, k, rows, columns, place):
         row, column = rows.get(chunk), columns.get(chunk)
         x, frontier = turns.over(x, frontier - 1, chunk + 1), chunk
         cells = [] if column is None else [x @ writes.mT]
@@ -310,8 +312,8 @@ def _tile(turns: _Turns, q: Tensor, k: Tensor, rows: dict[int, _Piece], columns:
     return torch.cat(found, -1)
 
 
-def _carried(
-    turns: _Turns, k: Tensor, rows: dict[int, _Piece], columns: dict[int, _Piece], place: Tensor
+def _carried_chunks(
+    turns: _ChunkTurns, k: Tensor, rows: dict[int, _PieceOfChunk], columns: dict[int, _PieceOfChunk], place: Tensor
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the chunks of rows and columns, the last first, with what their tokens do to the columns in them.
 

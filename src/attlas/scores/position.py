@@ -96,7 +96,7 @@ class Alibi(Score):
     def bias(self, at: Tile) -> Bias:
         # One number for each distance of the tile, not for each cell.
         slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
-        distance = _offsets(at).abs().to(at.dtype)
+        distance = _distances_in_tile(at).abs().to(at.dtype)
         return Bias(distance=distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
@@ -230,12 +230,12 @@ class RelativeBias(Score):
             return table.new_zeros(1, table.shape[0], len(at.rows), len(at.columns))
         # A tile of r rows and c columns has only r + c - 1 offsets: row r holds a window of them, one place on
         # from that of the row below.
-        return table[:, self.bucket(_offsets(at))].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
+        return table[:, self.bucket(_distances_in_tile(at))].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
 
     def bias(self, at: Tile) -> Bias:
         # One number for each distance of the tile, not for each cell.
         table = of_heads(self.weight, at, at.dtype, self._copies, axis=1)
-        return Bias(distance=table[:, self.bucket(_offsets(at))].unsqueeze(0))
+        return Bias(distance=table[:, self.bucket(_distances_in_tile(at))].unsqueeze(0))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         fix = f"use score=RelativeBias({heads}, ...)."
@@ -354,7 +354,7 @@ class TensorBias(Score):
 
 def cells_of(t: Tensor, at: Tile) -> Tensor:
     """Return the cells of a tile in a tensor (batch, heads, m, n), where a size of 1 stands for every place."""
-    t = _along(_along(t, 2, at.rows, at.row_index), 3, at.columns, at.column_index)
+    t = _part_of_axis(_part_of_axis(t, 2, at.rows, at.row_index), 3, at.columns, at.column_index)
     return heads_of(t, at)
 
 
@@ -365,11 +365,11 @@ def heads_of(t: Tensor, at: Tile) -> Tensor:
             # The ids are few, on the CPU, and nearly always in a row: then the part is a view.
             first = int(ids[0]) if len(ids) else 0
             span = range(first, first + len(ids))
-            t = _along(t, axis, span, None if ids.tolist() == list(span) else ids)
+            t = _part_of_axis(t, axis, span, None if ids.tolist() == list(span) else ids)
     return t
 
 
-def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
+def _part_of_axis(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
     """Return a part of one axis: a view for a range, a copy for an index tensor; an axis of size 1 stays as it is."""
     if t.shape[axis] == 1:
         return t
@@ -378,7 +378,7 @@ def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
     return t.narrow(axis, span.start, len(span))
 
 
-def _offsets(at: Tile) -> Tensor:
+def _distances_in_tile(at: Tile) -> Tensor:
     """Return each distance ``j - i'`` that occurs in a tile of neighbouring rows and columns, in ascending order.
 
     A query i is aligned with key ``i' = i + n - m``. There are rows + columns - 1 distances.
