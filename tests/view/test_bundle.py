@@ -113,7 +113,7 @@ def test_files_that_break_the_rules_are_refused(monkeypatch: pytest.MonkeyPatch)
         "late.js": "await start();",
         "outside.js": 'import { a } from "a.js";',
     }
-    monkeypatch.setattr(bundle, "_read", files.__getitem__)
+    monkeypatch.setattr(bundle, "_text_of_file", files.__getitem__)
     for name, found in [
         ("default.js", "'export default 3;' in default.js"),
         ("star.js", "star.js"),
@@ -132,7 +132,7 @@ def test_a_path_is_that_from_the_folder_of_the_file(monkeypatch: pytest.MonkeyPa
         "two/b.js": 'import { c } from "./c.js";\nexport const b = c;',
         "two/c.js": "export const c = 1;",
     }
-    monkeypatch.setattr(bundle, "_read", files.__getitem__)
+    monkeypatch.setattr(bundle, "_text_of_file", files.__getitem__)
     joined = bundle.script("start.js")
     assert re.findall(r"^const (\S+) =", joined, re.M)[::2] == ["$two_c", "$two_b", "$one_a", "$start"]
     assert "const { c } = $two_c;" in joined
@@ -144,7 +144,7 @@ def test_names_are_given_others_on_import(monkeypatch: pytest.MonkeyPatch) -> No
         "one.js": "export const value = 1;\nexport function f() {}\nexport async function g() {}\nexport class C {}",
         "two.js": 'import {\n  value as other,\n  C,\n} from "./one.js";\nexport const sum = other;',
     }
-    monkeypatch.setattr(bundle, "_read", files.__getitem__)
+    monkeypatch.setattr(bundle, "_text_of_file", files.__getitem__)
     assert bundle.script("two.js") == (
         "const $one = (() => {\nconst value = 1;\nfunction f() {}\nasync function g() {}\nclass C {}\n"
         "return { value, f, g, C };\n})();\n\n"

@@ -155,7 +155,7 @@ def test_an_opened_text_says_of_the_heads_what_the_corpus_says(corpus: Any, mode
 
 
 def test_only_some_texts_stay_open(corpus: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.view.corpus._OPEN", 2)
+    monkeypatch.setattr("attlas.view.corpus._MOST_OPEN_TEXTS", 2)
     with closing(CorpusService([corpus], loaders=[lambda: model])) as service:
         texts = [sample.text for sample in corpus.samples(0, 0)][:3]
         for text in texts:

@@ -102,7 +102,7 @@ def test_heads_in_detail_and_overviews_equal_the_dense_matrix(tmp_path: Path, co
 def test_many_heads_are_shown_by_the_pictures_that_were_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_TILES", 0)
+    monkeypatch.setattr(packing, "_TILES_BYTES", 0)
     A = matrix()
     data = data_of(export(recording(A), tmp_path / "page.html", heads=[(0, 0)]))
     assert [(each["finest"], each["block"]) for each in data["packed"][1:]] == [(2, 7)] * 2
@@ -113,7 +113,7 @@ def test_many_heads_are_shown_by_the_pictures_that_were_recorded(
 
 
 def test_a_picture_of_means_is_not_taken_for_one_of_maxima(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_TILES", 0)
+    monkeypatch.setattr(packing, "_TILES_BYTES", 0)
     atlas = recording(matrix())
     for entry in atlas.entries:
         entry.statistics["picture"] = entry.need_matrix().collect(stats.Picture(100, 100))[0]
@@ -215,7 +215,7 @@ def test_cells_about_the_query_and_the_bookmarks_are_exact(
 
 
 def test_cells_about_the_query_take_a_bounded_part_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_PATCHES", 3 * 4 * 64 * 64)
+    monkeypatch.setattr(packing, "_PATCH_BYTES", 3 * 4 * 64 * 64)
     monkeypatch.setattr(offline, "Packer", partial(packing.Packer, limit=1 << 19))
     data = data_of(export(recording(matrix(), matrix(seed=1)), tmp_path / "page.html", query=147))
     assert [len(each["patches"]) for each in data["packed"]] == [1, 1, 1, 0, 0, 0]  # the most telling heads first

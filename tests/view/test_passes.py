@@ -571,7 +571,9 @@ class Counted(attlas.Score):
     "mask", [None, attlas.Causal(), attlas.Window(40, 0), attlas.Documents(torch.arange(5000) // 9)]
 )
 def test_the_first_answers_take_no_pass_over_a_long_matrix(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.view.statistics._PLAIN", (0, 0))  # it is long: no statistic is computed unasked
+    monkeypatch.setattr(
+        "attlas.view.statistics._MOST_CELLS_FOR_PLAIN", (0, 0)
+    )  # it is long: no statistic is computed unasked
     score, n = Counted(), 5000
     q = torch.randn(1, 3, n, 4, generator=torch.Generator().manual_seed(1))
     service = Service(attlas.attend(q, q, score=score, mask=mask))

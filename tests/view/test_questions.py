@@ -198,7 +198,7 @@ def test_a_cache_of_many_threads_counts_right() -> None:
 
 
 def test_pictures_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.view.pictures._BYTES", 3 * 2 * 256 * 256)
+    monkeypatch.setattr("attlas.view.pictures._MOST_TILE_BYTES", 3 * 2 * 256 * 256)
     q = torch.randn(1, 1, 1500, 4)
     opened = Service(attlas.attend(q, q))
     for y in range(6):

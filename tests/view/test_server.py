@@ -387,7 +387,7 @@ def test_browsers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.webbrowser, "get", none)
     assert not module.has_browser()
     monkeypatch.setattr(module.webbrowser, "open", lambda url: none())
-    module._open("http://127.0.0.1:1/")  # says nothing where there is none
+    module._open_in_browser("http://127.0.0.1:1/")  # says nothing where there is none
     monkeypatch.setattr(module.sys, "platform", "darwin")
     assert module.has_browser()
 

@@ -160,7 +160,7 @@ def test_a_page_of_both_kinds_of_layers(tmp_path: Path) -> None:
     assert f"cell:0:1:200:{1 + int(dense.abs().argmax())}" in data["parts"]
 
 
-@pytest.mark.parametrize("picture", [still._sampled, still._pooled], ids=["sampled", "pooled"])
+@pytest.mark.parametrize("picture", [still._sampled_codes, still._pooled_codes], ids=["sampled", "pooled"])
 def test_a_preview_shows_sizes_and_says_so(picture: Any) -> None:
     A = MATRICES["softmax"][:, :1]
     above, below = (picture(each, 50).astype(int) for each in (A, -1.0 * A))

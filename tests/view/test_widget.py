@@ -147,7 +147,7 @@ def test_closing_ends_the_service(slow: Any, who: str) -> None:
     assert service.closed
     wait(lambda: service.dropped == ["a"])
     viewer.close()
-    viewer._hear(None, {"type": "get", "id": "b", "name": "b", "params": {}}, [])
+    viewer._take_message(None, {"type": "get", "id": "b", "name": "b", "params": {}}, [])
     assert service.begun == ["a"]
     assert played.answers() == []
 

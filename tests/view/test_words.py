@@ -7,10 +7,10 @@ from pathlib import Path
 
 from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
-from attlas.view.corpus_measures import _KNOWN
+from attlas.view.corpus_measures import _KNOWN_MEASURES
 from attlas.view.corpus_offline import OFFLINE
 from attlas.view.sentences import WORDS
-from attlas.view.statistics import _DESCRIBED, _UNKNOWN
+from attlas.view.statistics import _COLUMN_DESCRIPTIONS, _UNKNOWN_DESCRIPTION
 
 STATIC = Path(str(resources.files("attlas.view").joinpath("static")))
 USED = re.compile(r'\bt\(\s*("(?:[^"\\]|\\.)*")')
@@ -31,13 +31,13 @@ def texts_in_the_code() -> set[str]:
 
 def texts_of_the_server() -> set[str]:
     """Names and descriptions of statistics, what is said of heads, and the titles of what is known of a recording."""
-    columns = {text for column in _DESCRIBED for text in (column.label, column.unit, column.description)}
+    columns = {text for column in _COLUMN_DESCRIPTIONS for text in (column.label, column.unit, column.description)}
     fields = ("short", "does", "definition", "headline", "evidence", "on_text")
     kinds = {str(kind[field]) for kind in WORDS.values() for field in fields} | set(WORDS)
-    measures = {text for column in _KNOWN for text in (column.label, column.unit, column.description)}
+    measures = {text for column in _KNOWN_MEASURES for text in (column.label, column.unit, column.description)}
     about = {"Recorded", "Memory", "Again", "Made with"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
-    return (columns | measures | kinds | about | reasons | {_UNKNOWN, *SENTENCES}) - {""}
+    return (columns | measures | kinds | about | reasons | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {""}
 
 
 def test_every_text_is_there_and_none_is_left_over() -> None:

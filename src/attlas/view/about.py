@@ -11,17 +11,26 @@ import attlas
 from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.layers import ranges, unrecorded_of
 
-_READ = "{0}, reading {1} tokens."
+_READ_SENTENCE = "{0}, reading {1} tokens."
 _READ_SOURCE = "{0}, reading {1} tokens of {2}."
-_UNSEEN = "It never saw this text in training."
-_MISSING = "Of the model's {0} layers, {1} are here."
-_UNRECORDED = "Without attention weights: {0} ({1})."
-_FULL = "Stored in float32, the matrices of its {0} heads would take {1}; the recording keeps {2} of "
-_MATRICES = _FULL + "queries, keys and statistics."
-_STATISTICS = _FULL + "statistics."
-_TOOK = "To run and read it took {0} s."
+_UNSEEN_SENTENCE = "It never saw this text in training."
+_MISSING_LAYERS = "Of the model's {0} layers, {1} are here."
+_UNRECORDED_LAYERS = "Without attention weights: {0} ({1})."
+_SIZE_IN_FULL = "Stored in float32, the matrices of its {0} heads would take {1}; the recording keeps {2} of "
+_KEPT_MATRICES = _SIZE_IN_FULL + "queries, keys and statistics."
+_KEPT_STATISTICS = _SIZE_IN_FULL + "statistics."
+_TIME_SENTENCE = "To run and read it took {0} s."
 #: What the page translates.
-SENTENCES = (_READ, _READ_SOURCE, _UNSEEN, _MISSING, _UNRECORDED, _MATRICES, _STATISTICS, _TOOK)
+SENTENCES = (
+    _READ_SENTENCE,
+    _READ_SOURCE,
+    _UNSEEN_SENTENCE,
+    _MISSING_LAYERS,
+    _UNRECORDED_LAYERS,
+    _KEPT_MATRICES,
+    _KEPT_STATISTICS,
+    _TIME_SENTENCE,
+)
 
 
 def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
@@ -38,35 +47,35 @@ def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
     recorded = []
     if atlas.model and tokens:
         values = [atlas.model, f"{tokens:,}"]
-        recorded.append([_READ_SOURCE, *values, str(source)] if source else [_READ, *values])
+        recorded.append([_READ_SOURCE, *values, str(source)] if source else [_READ_SENTENCE, *values])
         if details.get("unseen") is True:
-            recorded.append([_UNSEEN])
-    recorded += _layers(atlas)
+            recorded.append([_UNSEEN_SENTENCE])
+    recorded += _sentences_on_layers(atlas)
     if recorded:
         lines.append(("Recorded", recorded))
     cells = sum(math.prod(entry.shape) for entry in atlas.entries)
     if cells:
-        text = _MATRICES if any(entry.matrix is not None for entry in atlas.entries) else _STATISTICS
+        text = _KEPT_MATRICES if any(entry.matrix is not None for entry in atlas.entries) else _KEPT_STATISTICS
         heads = sum(len(entry.heads) for entry in atlas.entries)
         size = sum(entry.nbytes for entry in atlas.entries)
-        memory = [[text, f"{heads:,}", _bytes(4 * cells), _bytes(size)]]
+        memory = [[text, f"{heads:,}", _bytes_in_words(4 * cells), _bytes_in_words(size)]]
         if isinstance(seconds, int | float):
-            memory.append([_TOOK, f"{seconds:.1f}"])
+            memory.append([_TIME_SENTENCE, f"{seconds:.1f}"])
         lines.append(("Memory", memory))
     if isinstance(details.get("command"), str):
         lines.append(("Again", [["{0}", str(details["command"])]]))
-    return [*lines, ("Made with", [["{0}", _versions()]])]
+    return [*lines, ("Made with", [["{0}", _versions_and_address()]])]
 
 
-def _layers(atlas: Atlas) -> list[list[str]]:
+def _sentences_on_layers(atlas: Atlas) -> list[list[str]]:
     """Return sentences about layers of the model that the recording does not have."""
     here, missing = len(atlas.layers()), len(atlas.missing_layers())
-    sentences = [[_MISSING, str(here + missing), str(here)]] if missing else []
+    sentences = [[_MISSING_LAYERS, str(here + missing), str(here)]] if missing else []
     unrecorded = unrecorded_of(atlas.details, (*atlas.kinds, "self")[0])
-    return sentences + [[_UNRECORDED, ranges(places, "–"), name] for name, places in unrecorded]
+    return sentences + [[_UNRECORDED_LAYERS, ranges(places, "–"), name] for name, places in unrecorded]
 
 
-def _bytes(size: float) -> str:
+def _bytes_in_words(size: float) -> str:
     """Return a size in words: 980 bytes, 1.5 KiB, 12 MiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1023.5:
@@ -75,7 +84,7 @@ def _bytes(size: float) -> str:
     return f"{size:,.1f} TiB"
 
 
-def _versions() -> str:
+def _versions_and_address() -> str:
     """Return versions, and the address of the project where the installed package knows it."""
     try:
         links = [link.split(",", 1)[-1].strip() for link in metadata("attlas").get_all("Project-URL") or []]

@@ -44,11 +44,11 @@ HEADERS = [
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-resource-policy", "same-origin"),
 ]
-_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+_OWN_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 _MOST_BYTES = 1 << 20  # bytes that the page may send at once
 _NO_CACHE = {"cache-control": "no-store"}
 _CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
-_MEDIA = {"json": "application/json", "binary": "application/octet-stream"}
+_MEDIA_TYPES = {"json": "application/json", "binary": "application/octet-stream"}
 
 
 def application(
@@ -86,7 +86,7 @@ def application(
         return shown
 
     async def api(request: Request) -> Response:
-        return await _answer(request, shown_by(request), closing)
+        return await _answer_in_thread(request, shown_by(request), closing)
 
     async def post(request: Request) -> Response:
         """Answer a POST request; a corpus has none."""
@@ -118,7 +118,7 @@ def application(
             Route("/open/{ticket}", open_ticket),
             Mount(f"/{token}", routes=page, middleware=[Middleware(SameOrigin)]),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS, www_redirect=False)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_HOSTS, www_redirect=False)],
         exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
 
@@ -146,10 +146,10 @@ class SameOrigin:
         if origin_fits and (site_fits or (is_link and not is_post)):
             await self._app(scope, receive, send)
         else:
-            await _error(403, "pages of other origins are not answered")(scope, receive, send)
+            await _error_response(403, "pages of other origins are not answered")(scope, receive, send)
 
 
-async def _answer(request: Request, service: AnyService, closing: Callable[[], bool]) -> Response:
+async def _answer_in_thread(request: Request, service: AnyService, closing: Callable[[], bool]) -> Response:
     """Answer one question in a thread, which stops between two steps if the browser leaves or the server closes."""
     parameters = dict(request.query_params)
     has_version = "v" in parameters  # the address names the content: a final answer may be cached forever
@@ -165,12 +165,12 @@ async def _answer(request: Request, service: AnyService, closing: Callable[[], b
         disconnected.set()
         waiting.cancel()
     if answer.status == 499:
-        return _error(503, "the viewer is being closed")  # or nobody is there to read this
+        return _error_response(503, "the viewer is being closed")  # or nobody is there to read this
     caching = _CACHE_FOREVER if has_version and answer.final and answer.status == 200 else _NO_CACHE
     headers = {**caching, "attlas-progress": f"{answer.progress:.6g}"} | (
         {"attlas-sampled": "1"} if answer.sampled else {}
     )
-    return Response(answer.body, answer.status, headers, _MEDIA[answer.kind])
+    return Response(answer.body, answer.status, headers, _MEDIA_TYPES[answer.kind])
 
 
 async def _answer_post(request: Request, service: Service | ReadingService) -> Response:
@@ -190,7 +190,7 @@ async def _answer_post(request: Request, service: Service | ReadingService) -> R
     except (ValueError, RecursionError):
         raise HTTPException(400, "the content must be JSON") from None
     answer = await run_in_threadpool(service.post, request.path_params["name"], content)
-    return Response(answer.body, answer.status, _NO_CACHE, _MEDIA[answer.kind])
+    return Response(answer.body, answer.status, _NO_CACHE, _MEDIA_TYPES[answer.kind])
 
 
 async def _wait_for_disconnect(request: Request, disconnected: threading.Event) -> None:
@@ -201,15 +201,15 @@ async def _wait_for_disconnect(request: Request, disconnected: threading.Event) 
 
 
 def _http_error(request: Request, error: Any) -> Response:
-    return _error(error.status_code, error.detail)
+    return _error_response(error.status_code, error.detail)
 
 
 def _internal_error(request: Request, error: Exception) -> Response:
     """Answer a request for which the viewer raised an error; uvicorn writes the traceback to its log."""
-    answer = _error(500, f"the viewer failed: {type(error).__name__}")
+    answer = _error_response(500, f"the viewer failed: {type(error).__name__}")
     answer.headers["connection"] = "close"  # as uvicorn does after a fault
     return answer
 
 
-def _error(status: int, text: str) -> Response:
+def _error_response(status: int, text: str) -> Response:
     return JSONResponse({"error": text}, status, _NO_CACHE)

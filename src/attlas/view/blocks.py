@@ -48,7 +48,7 @@ def edges_of(size: int, block: int) -> list[int]:
     return [*range(0, size, block), size]
 
 
-def _larger(a: Tensor, b: Tensor) -> Tensor:
+def _larger_magnitude(a: Tensor, b: Tensor) -> Tensor:
     """Return, place by place, the number of larger size, with its sign."""
     return torch.where(b.abs() > a.abs(), b, a)
 
@@ -75,7 +75,7 @@ class Sizes(Statistic):
         b, h, rows = at.place
         columns = slice(at.columns.start, at.columns.stop)
         for into, axis in ((carry[0][b, h, rows], -1), (carry[1][b, h, columns], -2)):
-            into.copy_(_larger(into, _larger(part.weights.amax(axis), part.weights.amin(axis))))
+            into.copy_(_larger_magnitude(into, _larger_magnitude(part.weights.amax(axis), part.weights.amin(axis))))
         return carry
 
 
@@ -131,8 +131,8 @@ class Blocks(Statistic):
         found = pool_tile(part.weights, rows, columns, bands, torch.amax)
         # Largest by size, with the sign, where weights may be negative.
         if part.problem.signed:
-            found = _larger(found, pool_tile(part.weights, rows, columns, bands, torch.amin))
-            into.copy_(_larger(into, found))
+            found = _larger_magnitude(found, pool_tile(part.weights, rows, columns, bands, torch.amin))
+            into.copy_(_larger_magnitude(into, found))
         else:
             torch.maximum(into, found, out=into)
         for visible, cells in part.visible_columns:

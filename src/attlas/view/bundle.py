@@ -18,13 +18,20 @@ from attlas.errors import AttlasError
 
 DATA = "/*data*/"  # where the packed numbers go in the offline page
 
-_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', re.M)
-_EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
-_TYPES = re.compile(r"^ *(?:/\*\*|\*) @(?:param|returns|template|type)\b.*\n", re.M)  # comments that only say types
-_LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)  # what a module within a function must not have
-_STYLES = ("style.css", "panels.css")
-_LANGUAGES = ("zh",)  # besides English, which is in the code
-_PAGES = {"offline": (), "corpus/offline": ("corpus.css",)}  # what starts a page without a server: its further styles
+_IMPORT_STATEMENT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', re.M)
+_EXPORT_KEYWORD = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
+_TYPE_COMMENTS = re.compile(
+    r"^ *(?:/\*\*|\*) @(?:param|returns|template|type)\b.*\n", re.M
+)  # comments that only say types
+_STATEMENTS_LEFT = re.compile(
+    r"^(?:import\b|export\b|await\b).*", re.M
+)  # what a module within a function must not have
+_STYLE_FILES = ("style.css", "panels.css")
+_OTHER_LANGUAGES = ("zh",)  # besides English, which is in the code
+_OFFLINE_PAGES = {
+    "offline": (),
+    "corpus/offline": ("corpus.css",),
+}  # what starts a page without a server: its further styles
 
 
 class BundleError(AttlasError, ValueError):
@@ -57,67 +64,69 @@ def script(entry: str) -> str:
     'const $data_base64 = (() => {'
     """
     done: dict[str, str] = {}
-    _add(entry, done, ())
+    _add_module(entry, done, ())
     return "\n".join(done.values())
 
 
-def _add(name: str, done: dict[str, str], path: tuple[str, ...]) -> None:
+def _add_module(name: str, done: dict[str, str], path: tuple[str, ...]) -> None:
     """Add a module to `done`, texts by name, behind those that it needs; `path` are the modules that led to it."""
     if name in path:
-        raise _error("no file may import itself, through others either.", " → ".join((*path, name)))
+        raise _bundle_error("no file may import itself, through others either.", " → ".join((*path, name)))
     if name in done:
         return
-    source = _read(name)
-    for _, imported in _IMPORT.findall(source):
-        _add(_resolved(name, imported), done, (*path, name))
-    done[name] = _wrapped(name, source)
+    source = _text_of_file(name)
+    for _, imported in _IMPORT_STATEMENT.findall(source):
+        _add_module(_imported_path(name, imported), done, (*path, name))
+    done[name] = _module_as_function(name, source)
 
 
-def _wrapped(name: str, source: str) -> str:
+def _module_as_function(name: str, source: str) -> str:
     """Return a module as a function that is called once and returns what it exports."""
-    exported = _EXPORT.findall(source)
+    exported = _EXPORT_KEYWORD.findall(source)
 
     def destructured(found: re.Match[str]) -> str:
         """Return the line of JavaScript that takes the place of an import."""
-        return f"const {{ {_names(found[1])} }} = {_constant(_resolved(name, found[2]))};"
+        return f"const {{ {_destructured_names(found[1])} }} = {_constant_of_module(_imported_path(name, found[2]))};"
 
-    body = _IMPORT.sub(destructured, source)
-    body = _TYPES.sub("", _EXPORT.sub("", body))
-    wrong = _LEFT.search(body)
+    body = _IMPORT_STATEMENT.sub(destructured, source)
+    body = _TYPE_COMMENTS.sub("", _EXPORT_KEYWORD.sub("", body))
+    wrong = _STATEMENTS_LEFT.search(body)
     if wrong:
-        raise _error(
+        raise _bundle_error(
             'files export in front of a definition, and import as `import { a, b as c } from "./file.js";`.',
             f"{wrong[0][:60]!r} in {name}",
         )
-    return f"const {_constant(name)} = (() => {{\n{body.rstrip()}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+    return (
+        f"const {_constant_of_module(name)} = (() => {{\n{body.rstrip()}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+    )
 
 
-def _resolved(name: str, imported: str) -> str:
+def _imported_path(name: str, imported: str) -> str:
     """Return the path in `static` of what a module imports."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
 
 
-def _names(imported: str) -> str:
+def _destructured_names(imported: str) -> str:
     """Return the names of an import as those of a destructuring: ``a, b as c`` is ``a, b: c``."""
     names = [re.sub(r"\s+as\s+", ": ", name.strip()) for name in imported.split(",")]
     return ", ".join(name for name in names if name)
 
 
-def _constant(name: str) -> str:
+def _constant_of_module(name: str) -> str:
     """Return the name of the constant that holds what a module exports: ``$corpus_offline``."""
     return "$" + re.sub(r"\W", "_", name.removesuffix(".js"))
 
 
 @cache
-def _read(name: str) -> str:
+def _text_of_file(name: str) -> str:
     """Return the text of a file of the page."""
     try:
         return resources.files("attlas.view").joinpath("static", *name.split("/")).read_text("utf-8")
     except FileNotFoundError:
-        raise _error("every file that is imported must be in attlas/view/static.", name) from None
+        raise _bundle_error("every file that is imported must be in attlas/view/static.", name) from None
 
 
-def _error(rule: str, found: str) -> BundleError:
+def _bundle_error(rule: str, found: str) -> BundleError:
     return BundleError(rule, found, "install attlas again.", where="attlas.view.bundle")
 
 
@@ -139,12 +148,12 @@ def styles(*further: str) -> str:
     >>> ".attlas" in bundle.styles()
     True
     """
-    return "\n".join(_read(name) for name in (*_STYLES, *further))
+    return "\n".join(_text_of_file(name) for name in (*_STYLE_FILES, *further))
 
 
-def _translations() -> str:
+def _translations_statement() -> str:
     """Return the statement with which a script takes the translations, of which a server has one file a language."""
-    texts = ", ".join(f"{language}: {_read(f'words/{language}.json').strip()}" for language in _LANGUAGES)
+    texts = ", ".join(f"{language}: {_text_of_file(f'words/{language}.json').strip()}" for language in _OTHER_LANGUAGES)
     return f"$words_words.setTranslations({{ {texts} }});\n"
 
 
@@ -161,7 +170,7 @@ def widget_module() -> str:
     >>> bundle.widget_module().splitlines()[-1]
     'export default { render: $widget.render };'
     """
-    return f"{script('widget.js')}\n{_translations()}\nexport default {{ render: $widget.render }};\n"
+    return f"{script('widget.js')}\n{_translations_statement()}\nexport default {{ render: $widget.render }};\n"
 
 
 @cache
@@ -186,12 +195,12 @@ def offline_page(start: str = "offline") -> str:
     >>> page.count(bundle.DATA), "connect-src" in page, "http:" in page.replace("http://www.w3.org", "")
     (2, False, False)
     """
-    modules = f"{script(f'{start}.js')}\n{_translations()}"
-    code = f'(() => {{\n"use strict";\n{modules}\n{_constant(start)}.startOffline();\n}})();\n'
-    style = styles(*_PAGES[start])
+    modules = f"{script(f'{start}.js')}\n{_translations_statement()}"
+    code = f'(() => {{\n"use strict";\n{modules}\n{_constant_of_module(start)}.startOffline();\n}})();\n'
+    style = styles(*_OFFLINE_PAGES[start])
     if "</script" in code.lower() or "</style" in style.lower() or DATA in code.replace(f'"{DATA}"', ""):
-        raise _error("no file may hold what ends it within a page.", "</script, </style or the mark of the data")
-    icon = re.search(r'<link rel="icon"[^>]*>', _read("index.html"))
+        raise _bundle_error("no file may hold what ends it within a page.", "</script, </style or the mark of the data")
+    icon = re.search(r'<link rel="icon"[^>]*>', _text_of_file("index.html"))
     # The mark stands in the code too, in quotes, where a page is saved once more: the first one is that of the data.
     return f"""<!doctype html>
 <html lang="en">

@@ -25,7 +25,7 @@ LOG2_MIN = -64.0
 LAST_POSITIVE = 32767
 SIGNED_LOG2 = -48.0, 16.0
 
-_STEPS = (LAST - FIRST) / -LOG2_MIN  # codes for each factor of two
+_CODES_PER_OCTAVE = (LAST - FIRST) / -LOG2_MIN  # codes for each factor of two
 _SIGNED_STEPS = (LAST_POSITIVE - FIRST) / (SIGNED_LOG2[1] - SIGNED_LOG2[0])
 
 
@@ -91,7 +91,7 @@ def encode(weights: Array, allowed: Array) -> Array:
     """
     seen = weights >= 2.0**LOG2_MIN  # not so where it is NaN
     log = np.log2(weights, out=np.full(weights.shape, LOG2_MIN, dtype=np.float64), where=seen)
-    codes = np.rint((log - LOG2_MIN) * _STEPS + FIRST).clip(FIRST, LAST).astype(np.uint16)
+    codes = np.rint((log - LOG2_MIN) * _CODES_PER_OCTAVE + FIRST).clip(FIRST, LAST).astype(np.uint16)
     return np.where(allowed, np.where(seen, codes, np.uint16(ZERO)), np.uint16(MASKED))
 
 
@@ -176,7 +176,7 @@ def decode(codes: Array) -> Array:
     >>> decode(np.array([0, 1, 65534], dtype=np.uint16)).tolist()
     [0.0, 0.0, 1.0]
     """
-    weights = np.exp2(LOG2_MIN + (codes.astype(np.float64) - FIRST) / _STEPS)
+    weights = np.exp2(LOG2_MIN + (codes.astype(np.float64) - FIRST) / _CODES_PER_OCTAVE)
     weights[codes < FIRST] = 0.0
     weights[codes == PENDING] = np.nan
     return weights

@@ -36,11 +36,11 @@ NO_PLACE = "The corpus does not say where its model is: attlas view DIR --model 
 NOT_THERE = "The model is not there: {0}. attlas view DIR --model FOLDER says where it is."
 NO_TRANSFORMERS = "The model needs transformers: {0}."
 OTHER_MODEL = "The model in {0} is not the one that the corpus was made with: attlas view DIR --model FOLDER."
-_BOX = (0.05, 0.25, 0.5, 0.75, 0.95)  # shares of the texts below the marks of a box
-_BINS = 128  # of a distribution, between its least and its largest number
-_PAGES = 32  # heads whose samples stay in memory
-_OPEN = 8  # texts whose maps stay open
-_RECORDED = 1_000_000  # heads × tokens up to which all layers of a text are recorded, and not that of one head
+_BOX_SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)  # shares of the texts below the marks of a box
+_DISTRIBUTION_BINS = 128  # of a distribution, between its least and its largest number
+_MOST_HEADS_KEPT = 32  # heads whose samples stay in memory
+_MOST_OPEN_TEXTS = 8  # texts whose maps stay open
+_MOST_RECORDED = 1_000_000  # heads × tokens up to which all layers of a text are recorded, and not that of one head
 
 
 class NoModelError(QuestionError):
@@ -105,8 +105,13 @@ class CorpusService:
         self._models: dict[int, Any] = {}
         self._count = 0
         self._lock = threading.Lock()
-        self._questions = {"info": self._info, "head": self._head, "sample": self._sample, "open": self._open}
-        self.samples = lru_cache(_PAGES)(self._samples)
+        self._questions = {
+            "info": self._answer_info,
+            "head": self._answer_head,
+            "sample": self._answer_sample,
+            "open": self._answer_open,
+        }
+        self.samples = lru_cache(_MOST_HEADS_KEPT)(self._samples_of_head)
 
     @property
     def titles(self) -> list[str]:
@@ -151,14 +156,14 @@ class CorpusService:
 
     # --------------------------------------------------------------------------------------------- what there is
 
-    def _info(self, given: Parameters) -> dict[str, Any]:
+    def _answer_info(self, given: Parameters) -> dict[str, Any]:
         """Answer with everything that the page shows before a head is chosen."""
-        shown = [self._corpus(at) for at in range(len(self._corpora))]
+        shown = [self._facts_of_corpus(at) for at in range(len(self._corpora))]
         names = {measure["name"] for measure in shown[0]["measures"]} | {"kind"}
         initial = {field: value for field, value in START.items() if not isinstance(value, str) or value in names}
-        return {"key": _key(self._corpora), "corpora": shown, "initial": initial}
+        return {"key": _content_key(self._corpora), "corpora": shown, "initial": initial}
 
-    def _corpus(self, at: int) -> dict[str, Any]:
+    def _facts_of_corpus(self, at: int) -> dict[str, Any]:
         """Return what the page knows of one corpus: model, settings, and a table of all heads, column by column."""
         corpus, table, loader = self._corpora[at], self._tables[at], self._loaders[at]
         config = corpus.config
@@ -193,36 +198,36 @@ class CorpusService:
             "rows": rows,
         }
 
-    def _head(self, given: Parameters) -> dict[str, Any]:
+    def _answer_head(self, given: Parameters) -> dict[str, Any]:
         """Answer with the distributions, tokens and sampled texts of one head."""
-        at, row = self._place(given)
+        at, row = self._corpus_and_row(given)
         page = self._corpora[at].head(*self.place(at, row))
         samples: list[Sample] = self.samples(at, row)
         config = self._corpora[at].config
         peaks = page.distributions.get("max_activation")
         return {
             "distributions": {
-                name: _distribution(found, config["quantiles"]) for name, found in page.distributions.items()
+                name: _binned_distribution(found, config["quantiles"]) for name, found in page.distributions.items()
             },
             "distance": _by_distance(page.distances),
-            "tokens": {side: _tokens(pairs, side, page.distances) for side, pairs in page.tokens.items()},
-            "intervals": None if peaks is None else _intervals(peaks, config["n_intervals"]),
-            "samples": [_described(sample) for sample in samples],
+            "tokens": {side: _token_shares(pairs, side, page.distances) for side, pairs in page.tokens.items()},
+            "intervals": None if peaks is None else _equal_share_intervals(peaks, config["n_intervals"]),
+            "samples": [_card_of_sample(sample) for sample in samples],
         }
 
-    def _sample(self, given: Parameters) -> dict[str, Any]:
+    def _answer_sample(self, given: Parameters) -> dict[str, Any]:
         """Answer with the kept weights of one sampled text."""
-        at, row = self._place(given)
+        at, row = self._corpus_and_row(given)
         samples = self.samples(at, row)
         sample = samples[given.whole("index", 0, len(samples))]
-        return _weights(sample, range(len(sample.tokens)))
+        return _weights_in_window(sample, range(len(sample.tokens)))
 
-    def _place(self, given: Parameters) -> tuple[int, int]:
+    def _corpus_and_row(self, given: Parameters) -> tuple[int, int]:
         """Return the number of the corpus and the row in its table that a question names."""
         at = given.whole("corpus", 0, len(self._corpora))
         return at, given.whole("row", 0, len(self._tables[at]["layer"]))
 
-    def _samples(self, at: int, row: int) -> list[Sample]:
+    def _samples_of_head(self, at: int, row: int) -> list[Sample]:
         return self._corpora[at].samples(*self.place(at, row))
 
     def place(self, at: int, row: int) -> tuple[int, int]:
@@ -232,16 +237,16 @@ class CorpusService:
 
     # ------------------------------------------------------------------------------------------------- full maps
 
-    def _open(self, given: Parameters) -> dict[str, Any]:
+    def _answer_open(self, given: Parameters) -> dict[str, Any]:
         """Record a text, and return where its page is; a text that is open already is not recorded again."""
-        at, row = self._place(given)
+        at, row = self._corpus_and_row(given)
         text = given.whole("text", 0, 1 << 62)
         layer, head = self.place(at, row)
         sample = next((each for each in self.samples(at, row) if each.text == text), None)
         if sample is None:
             raise QuestionError(404, f"this head has no sample of text {text}")
         model = self._corpora[at].config["model"]
-        whole = len(self._tables[at]["layer"]) * len(sample.ids) <= _RECORDED
+        whole = len(self._tables[at]["layer"]) * len(sample.ids) <= _MOST_RECORDED
         key = (at, text) if whole else (at, text, layer)  # a long text is recorded once for each layer that is opened
         with self._lock:  # one text at a time: a model is no thing for two threads
             number = next((each for each, found in self._opened.items() if found[0] == key), None)
@@ -249,9 +254,11 @@ class CorpusService:
                 number = self._count = self._count + 1
                 title = f"{sample.source}, text {text} of {self._titles[at]}"
                 known = heads_of_corpus(self._tables[at], self._titles[at])
-                service = Service(self._record(at, sample, None if whole else layer), title=title, known=known)
+                service = Service(
+                    self._recording_of_text(at, sample, None if whole else layer), title=title, known=known
+                )
                 self._opened[number] = (key, service)
-                while len(self._opened) > _OPEN:
+                while len(self._opened) > _MOST_OPEN_TEXTS:
                     self._opened.popitem(last=False)[1][1].close()
         entries = self._opened[number][1].source.entries
         entry = next(index for index, shown in enumerate(entries) if shown.entry.layer == layer)
@@ -260,7 +267,7 @@ class CorpusService:
         shown = f"e={entry}&h={entries[entry].entry.heads.index(head)}&pin={query}.{column}"
         return {"path": f"text/{number}/#{shown}", "model": model["name"]}
 
-    def _record(self, at: int, sample: Sample, layer: int | None) -> Any:
+    def _recording_of_text(self, at: int, sample: Sample, layer: int | None) -> Any:
         """Return a recording of one sampled text, of one layer or of all; the model is loaded once."""
         loader = self._loaders[at]
         if isinstance(loader, NoModelError):
@@ -290,13 +297,13 @@ class CorpusService:
 
 def excerpt(sample: Sample, window: int) -> dict[str, Any]:
     """Return the tokens and weights of a text around its largest weight, at most `window` tokens."""
-    start = max(0, min(_peak(sample)[0] - window // 2, len(sample.tokens) - window))
-    return _weights(sample, range(start, min(start + window, len(sample.tokens))))
+    start = max(0, min(_largest_weight_place(sample)[0] - window // 2, len(sample.tokens) - window))
+    return _weights_in_window(sample, range(start, min(start + window, len(sample.tokens))))
 
 
-def _described(sample: Sample) -> dict[str, Any]:
+def _card_of_sample(sample: Sample) -> dict[str, Any]:
     """Return the contents of the card of a text before its weights are asked for."""
-    query, key = _peak(sample)
+    query, key = _largest_weight_place(sample)
     return {
         "interval": sample.interval,
         "text": sample.text,
@@ -309,7 +316,7 @@ def _described(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _peak(sample: Sample) -> tuple[int, int]:
+def _largest_weight_place(sample: Sample) -> tuple[int, int]:
     """Return query and key of the largest weight, the first token aside, as `max_activation` is defined."""
     weights = np.where(sample.keys > 0, sample.weights, 0)
     weights[0] = 0
@@ -317,7 +324,7 @@ def _peak(sample: Sample) -> tuple[int, int]:
     return int(query), max(int(sample.keys[query, column]), 0) if weights.size else 0
 
 
-def _weights(sample: Sample, window: range) -> dict[str, Any]:
+def _weights_in_window(sample: Sample, window: range) -> dict[str, Any]:
     """Return the tokens of a window with the kept weights of its queries, and the other tokens that these look at."""
     keys, weights = sample.keys[window.start : window.stop], sample.weights[window.start : window.stop]
     kept = keys >= 0
@@ -333,20 +340,20 @@ def _weights(sample: Sample, window: range) -> dict[str, Any]:
     }
 
 
-def _distribution(found: Mapping[str, Any], shares: Sequence[float]) -> dict[str, Any]:
+def _binned_distribution(found: Mapping[str, Any], shares: Sequence[float]) -> dict[str, Any]:
     """Return a distribution over texts, its counts in even bins from its least to its largest number."""
     low, high = found["min"], found["max"]
-    edges = np.linspace(low, high, _BINS + 1) if found["texts"] and high > low else np.array([low, high])
-    counts = np.diff(_below(found, edges)) if found["texts"] else np.zeros(len(edges) - 1)
+    edges = np.linspace(low, high, _DISTRIBUTION_BINS + 1) if found["texts"] and high > low else np.array([low, high])
+    counts = np.diff(_counts_below(found, edges)) if found["texts"] else np.zeros(len(edges) - 1)
     return {
         "texts": found["texts"],
         **{name: finite_or_none(found[name]) for name in ("min", "max", "mean")},
-        "box": [finite_or_none(found["quantiles"][shares.index(share)]) for share in _BOX],
+        "box": [finite_or_none(found["quantiles"][shares.index(share)]) for share in _BOX_SHARES],
         "counts": [float(f"{count:.5g}") for count in counts],
     }
 
 
-def _below(found: Mapping[str, Any], values: Array) -> Array:
+def _counts_below(found: Mapping[str, Any], values: Array) -> Array:
     """Return how many texts have less than each of `values`, which ascend from the least to the largest number.
 
     `found` is a distribution: bins ``lower``, ``upper``, ``count``. The texts of a bin are spread over it evenly.
@@ -363,7 +370,7 @@ def _below(found: Mapping[str, Any], values: Array) -> Array:
     return result
 
 
-def _intervals(peaks: Mapping[str, Any], count: int) -> list[tuple[float, float]]:
+def _equal_share_intervals(peaks: Mapping[str, Any], count: int) -> list[tuple[float, float]]:
     """Return the ends of `count` intervals of the largest weight, each of which has the same share of the texts.
 
     `peaks` is the distribution of the largest weight of a text.
@@ -389,7 +396,7 @@ def _by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float
     return {"edges": [float(edge) for edge in edges], "values": values}
 
 
-def _tokens(
+def _token_shares(
     pairs: Sequence[tuple[str, float]], side: str, distances: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, float]]:
     """Return tokens with their weight as a share: of all weight for the side "key_mass", else of the kept weight."""
@@ -397,7 +404,7 @@ def _tokens(
     return [(token, weight / total) for token, weight in pairs] if total > 0 else []
 
 
-def _key(corpora: Sequence[Corpus]) -> str:
+def _content_key(corpora: Sequence[Corpus]) -> str:
     """Return a word that changes with the content of the corpora."""
     sums = [corpus.config["files"].get("heads.parquet", {}).get("sha256", "") for corpus in corpora]
     return "-".join(each[:12] for each in sums)

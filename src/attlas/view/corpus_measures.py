@@ -12,8 +12,8 @@ from attlas.view.columns import Column
 START = {"x": "effective_keys", "y": "qk_distance", "xlog": True, "ylog": True, "colour": "kind"}
 
 
-_BLOCK = "on random tokens that occur twice"
-_KNOWN = (
+_ON_RANDOM_TOKENS = "on random tokens that occur twice"
+_KNOWN_MEASURES = (
     Column("entropy", "Entropy", "nats", "How spread a token's attention is: 0 where it looks at a single token."),
     Column(
         "effective_keys",
@@ -32,14 +32,19 @@ _KNOWN = (
     Column("fixed_distance", "That distance", "tokens", "The distance from 2 on that gets the most attention."),
     Column("favourite", "One token", "", "Share of attention on all copies of the one token that gets the most."),
     Column("breadth", "Breadth", "", "Effective keys as a share of the tokens that a token may look at."),
-    Column("induction", "Induction", "", f"Share of attention on what followed the earlier copy of a token, {_BLOCK}."),
+    Column(
+        "induction",
+        "Induction",
+        "",
+        f"Share of attention on what followed the earlier copy of a token, {_ON_RANDOM_TOKENS}.",
+    ),
     Column(
         "induction_text",
         "Induction on texts",
         "",
         "Share of attention on tokens that followed earlier copies, over tokens that have such copies.",
     ),
-    Column("duplicate", "Copies", "", f"Share of attention on the earlier copy of a token, {_BLOCK}."),
+    Column("duplicate", "Copies", "", f"Share of attention on the earlier copy of a token, {_ON_RANDOM_TOKENS}."),
     Column(
         "duplicate_text",
         "Copies on texts",
@@ -79,7 +84,7 @@ def measures(columns: Iterable[str], spread: Iterable[str], definitions: Mapping
         What the corpus itself says of some; it speaks for numbers that have no other words.
     """
     left, spread = list(columns), set(spread)
-    known = [each for each in _KNOWN if each.name in left]
+    known = [each for each in _KNOWN_MEASURES if each.name in left]
     named = {each.name for each in known}
     others = [
         Column(name, name.replace("_", " ").capitalize(), "", definitions.get(name, "A number of the corpus."))

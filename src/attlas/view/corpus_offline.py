@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from attlas.corpus import Corpus, Sample
 
 
-_TRIED = 6  # heads, and texts of each, by whose size the others are judged
-_WINDOW = 160  # tokens of a text about its largest weight
+_TRIED_HEADS = 6  # heads, and texts of each, by whose size the others are judged
+_WINDOW_TOKENS = 160  # tokens of a text about its largest weight
 OFFLINE = "This file has no model: open the folder of the corpus with attlas view to see full maps."
 
 
@@ -68,12 +68,12 @@ def export_corpus(
     with contextlib.closing(
         CorpusService(shown, titles=titles, loaders=[NoModelError(OFFLINE)] * len(shown))
     ) as service:
-        answers = _answers(service, limit, progress or (lambda share: None))
+        answers = _packed_answers(service, limit, progress or (lambda share: None))
         title = ", ".join(service.titles)
     return offline.write_page({"answers": answers}, path, title, "corpus/offline")
 
 
-def _answers(service: CorpusService, limit: int, tell: Callable[[float], object]) -> dict[str, Any]:
+def _packed_answers(service: CorpusService, limit: int, tell: Callable[[float], object]) -> dict[str, Any]:
     """Return the answers to all questions of the page, packed."""
     info = service.ask("info")
     places = [(at, row) for at, corpus in enumerate(info["corpora"]) for row in range(len(corpus["rows"]["layer"]))]
@@ -82,14 +82,16 @@ def _answers(service: CorpusService, limit: int, tell: Callable[[float], object]
     for done, (at, row) in enumerate(places):
         answer = service.ask("head", corpus=at, row=row)
         samples, described = service.samples(at, row), answer["samples"]
-        kept = sorted(_order(samples)[:most])
-        answer["samples"] = [{**described[index], "cut": min(_WINDOW, described[index]["length"])} for index in kept]
+        kept = sorted(_order_of_samples(samples)[:most])
+        answer["samples"] = [
+            {**described[index], "cut": min(_WINDOW_TOKENS, described[index]["length"])} for index in kept
+        ]
         for new, index in enumerate(kept):
-            answers[f"sample:{at}:{row}:{new}"] = _packed(excerpt(samples[index], _WINDOW))
-        answers[f"head:{at}:{row}"] = _packed(answer)
+            answers[f"sample:{at}:{row}:{new}"] = _pack_answer(excerpt(samples[index], _WINDOW_TOKENS))
+        answers[f"head:{at}:{row}"] = _pack_answer(answer)
         tell((done + 1) / (len(places) + 1))
-    info["offline"] = {"texts": most, "window": _WINDOW}
-    return {"info": _packed(info), **answers}
+    info["offline"] = {"texts": most, "window": _WINDOW_TOKENS}
+    return {"info": _pack_answer(info), **answers}
 
 
 def _texts_that_fit(service: CorpusService, places: Sequence[tuple[int, int]], limit: int) -> int:
@@ -97,16 +99,16 @@ def _texts_that_fit(service: CorpusService, places: Sequence[tuple[int, int]], l
 
     `places` has the number of the corpus and the row in its table of each head.
     """
-    tried = places[:: max(1, len(places) // _TRIED)]
+    tried = places[:: max(1, len(places) // _TRIED_HEADS)]
     sizes = [
-        len(_packed(excerpt(service.samples(corpus, row)[index], _WINDOW))["text"])
+        len(_pack_answer(excerpt(service.samples(corpus, row)[index], _WINDOW_TOKENS))["text"])
         for corpus, row in tried
-        for index in _order(service.samples(corpus, row))[:_TRIED]
+        for index in _order_of_samples(service.samples(corpus, row))[:_TRIED_HEADS]
     ]
     return int(limit / (len(places) * max(sum(sizes) / len(sizes), 1))) if sizes else 0
 
 
-def _order(samples: Sequence[Sample]) -> list[int]:
+def _order_of_samples(samples: Sequence[Sample]) -> list[int]:
     """Return the samples in the order of what they tell: the largest, then the first of each interval, then others."""
     firsts: dict[int, int] = {}
     for index, sample in enumerate(samples):
@@ -115,5 +117,5 @@ def _order(samples: Sequence[Sample]) -> list[int]:
     return [*first, *(index for index in range(len(samples)) if index not in set(first))]
 
 
-def _packed(answer: dict[str, Any]) -> dict[str, Any]:
+def _pack_answer(answer: dict[str, Any]) -> dict[str, Any]:
     return packed(json.dumps(answer, allow_nan=False, separators=(",", ":")).encode("ascii"), 1)

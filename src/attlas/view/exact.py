@@ -20,8 +20,8 @@ from attlas.view.codes import Array, encode, encode_signed, larger, largest_of_b
 
 Wanted: TypeAlias = Callable[[], bool] | None
 
-_CELLS = 1 << 22  # cells of weights that are held at once
-_ROWS = 1024  # rows whose log-sum-exp is found together
+_CELLS_AT_ONCE = 1 << 22  # cells of weights that are held at once
+_ROWS_AT_ONCE = 1024  # rows whose log-sum-exp is found together
 
 
 class UnwantedError(Exception):
@@ -129,7 +129,7 @@ class Head:
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         # Blocks of rows whose `_lse` is computed.
-        self._known = np.full(-(-self.m // _ROWS), fill_value=self._softmax is None)
+        self._known = np.full(-(-self.m // _ROWS_AT_ONCE), fill_value=self._softmax is None)
         self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
 
     @property
@@ -159,11 +159,11 @@ class Head:
         UnwantedError
             If `wanted` says so between two steps.
         """
-        for block in range(rows.start // _ROWS, -(-rows.stop // _ROWS)):
+        for block in range(rows.start // _ROWS_AT_ONCE, -(-rows.stop // _ROWS_AT_ONCE)):
             if self._known[block]:
                 continue
             check_wanted(wanted)
-            some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
+            some = range(block * _ROWS_AT_ONCE, min((block + 1) * _ROWS_AT_ONCE, self.m))
             self._lse[..., some.start : some.stop] = self.A.window(some).softmax_weights.lse_on_cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
@@ -209,7 +209,7 @@ class Head:
         # (`is_uniform`), so are the counts. Maxima are not: they need the mean written out.
         if self.heads > 1 and not (pool == "mean" and self.is_uniform):
             return self._dense_pooled(rows, columns, edges, wanted)
-        return _table(self.window(rows, columns, wanted), edges)
+        return _block_table(self.window(rows, columns, wanted), edges)
 
     def _dense_pooled(
         self, rows: range, columns: range, edges: tuple[Sequence[int], Sequence[int]], wanted: Wanted
@@ -218,19 +218,19 @@ class Head:
         tables = []
         high, wide = (np.asarray(ends) for ends in edges)
         cells = int(np.diff(high).max()) * len(columns) * self.heads  # of a row of blocks, at most
-        for part in cut(len(high) - 1, max(_CELLS // cells, 1)):
+        for part in cut(len(high) - 1, max(_CELLS_AT_ONCE // cells, 1)):
             check_wanted(wanted)
             first, last = int(high[part.start]), int(high[part.stop])
             some = range(rows.start + first, rows.start + last)
             weights, allowed = self.cells(some, columns, wanted), self.allowed(some, columns)
-            tables.append(_reduced(weights, allowed, high[part.start : part.stop] - first, wide[:-1]))
+            tables.append(_pooled_in_blocks(weights, allowed, high[part.start : part.stop] - first, wide[:-1]))
         return Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
 
     def parts(
         self, rows: range, columns: range, step: int = 1, wanted: Wanted = None
     ) -> Iterator[tuple[range, Array, Array]]:
         """Yield some rows of a window at a time, a multiple of `step`: rows, mean weights, and which are allowed."""
-        most = max(_CELLS // max(len(columns) * self.heads, 1) // step, 1) * step
+        most = max(_CELLS_AT_ONCE // max(len(columns) * self.heads, 1) // step, 1) * step
         for span in cut(len(rows), most):
             check_wanted(wanted)
             some = range(rows.start + span.start, rows.start + span.stop)
@@ -241,22 +241,22 @@ class Head:
         if 0 in (len(rows), len(columns)):
             return np.zeros((len(rows), len(columns)), dtype=np.float32)
         weights = self.window(rows, columns, wanted).to_dense(limit=None)[0]
-        return _array(weights.mean(0).float())
+        return _cpu_array(weights.mean(0).float())
 
     def rows(self, i: int) -> Array:
         """Return the weights of one query in each of the heads, float64 of shape (heads, n)."""
-        return _array(self.A.window(range(i, i + 1)).to_dense(limit=None)[0, :, 0].cpu().double())
+        return _cpu_array(self.A.window(range(i, i + 1)).to_dense(limit=None)[0, :, 0].cpu().double())
 
     def allowed(self, rows: range, columns: range) -> Array:
         """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
-        return self._allowed(self.A.weights.tile(range(1), range(self.heads), rows, columns))
+        return self._allowed_by_any_head(self.A.weights.tile(range(1), range(self.heads), rows, columns))
 
-    def _allowed(self, at: Tile) -> Array:
+    def _allowed_by_any_head(self, at: Tile) -> Array:
         """Return which cells of a tile any head may attend to."""
         mask = self.A.mask
         if mask is None:
             return np.ones(at.shape[2:], dtype=bool)
-        return _array(mask.allows(at).expand(at.shape).any(dim=1)[0])
+        return _cpu_array(mask.allows(at).expand(at.shape).any(dim=1)[0])
 
     def sampled(self, rows: Tensor, columns: Sequence[int], pool: str = "mean") -> Table:
         """Return blocks of one row each: rows by their numbers, the first key of each block, and the end.
@@ -267,10 +267,10 @@ class Head:
         one_table = self.heads == 1 or (pool == "mean" and self.is_uniform)
         fused = one_table and weights.softmax is not None and weights.softmax.problem.score.position_free
         if fused and (weights.mask is None or weights.allowed_runs is not None):
-            return _table(_some_rows(self.A, rows), edges)
+            return _block_table(_some_rows(self.A, rows), edges)
         at = weights.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
-        cells = _array(self.A[..., rows, :][0].cpu().double().mean(0))
-        return _reduced(cells, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
+        cells = _cpu_array(self.A[..., rows, :][0].cpu().double().mean(0))
+        return _pooled_in_blocks(cells, self._allowed_by_any_head(at), list(edges[0])[:-1], list(columns)[:-1])
 
     def logit(self, i: int, j: int) -> float:
         """Return the log-weight of one cell before softmax, -inf where it is masked.
@@ -299,11 +299,11 @@ class Head:
             largest = stats.MaxWeight(), stats.ColumnMass(), stats.ColumnMax()
             found, *numbers = window.collect(blocks, *of_shares, *largest)
         unknown = [np.full(len(rows), np.nan, dtype=np.float32) for _ in range(2 - len(of_shares))]
-        arrays = [*unknown, *(_array(t[0, 0].float()) for t in numbers)]
-        empty = _array(found.keys[0, 0]) == 0
+        arrays = [*unknown, *(_cpu_array(t[0, 0].float()) for t in numbers)]
+        empty = _cpu_array(found.keys[0, 0]) == 0
         for numbers_of_rows in arrays[:3]:
             numbers_of_rows[empty] = np.nan
-        return Band(Table(*(_array(t[0, 0]) for t in found[:3])), *arrays)
+        return Band(Table(*(_cpu_array(t[0, 0]) for t in found[:3])), *arrays)
 
     def sums(self, rows: range, size: int, wanted: Wanted = None) -> Band:
         """Return those numbers of `band` that are the mean of those of the heads; the others are NaN.
@@ -312,10 +312,10 @@ class Head:
         """
         window = self.window(rows, range(self.n), wanted)
         found, mass = window.collect(Blocks(edges_of(len(rows), size), edges_of(self.n, size)), stats.ColumnMass())
-        total = _array(found.sum[0].mean(0))
+        total = _cpu_array(found.sum[0].mean(0))
         unknown, columns = np.full(len(rows), np.nan, dtype=np.float32), np.full(self.n, np.nan, dtype=np.float32)
-        table = Table(total, np.full_like(total, np.nan), _array(found.cells[0, 0]))
-        return Band(table, unknown, unknown, unknown, _array(mass[0].mean(0).float()), columns)
+        table = Table(total, np.full_like(total, np.nan), _cpu_array(found.cells[0, 0]))
+        return Band(table, unknown, unknown, unknown, _cpu_array(mass[0].mean(0).float()), columns)
 
     def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
         """Return what `band` does of the mean weights of several heads, which are written out some rows at a time."""
@@ -330,8 +330,10 @@ class Head:
             place = slice(part.start - rows.start, part.stop - rows.start)
             numbers[:, place] = _of_rows(weights, allowed)
             mass[inside] += weights.sum(axis=0, dtype=np.float64)
-            most[inside] = larger(most[inside], _largest(weights, 0))
-            found = _reduced(weights, allowed, edges_of(len(part), size)[:-1], edges_of(len(columns), size)[:-1])
+            most[inside] = larger(most[inside], _largest_magnitude(weights, 0))
+            found = _pooled_in_blocks(
+                weights, allowed, edges_of(len(part), size)[:-1], edges_of(len(columns), size)[:-1]
+            )
             high = slice(place.start // size, -(-place.stop // size))
             for into, values in zip(table, found, strict=True):
                 into[high, wide] = values
@@ -359,18 +361,18 @@ def _of_rows(weights: Array, allowed: Array) -> Array:
     squares = np.einsum("ij,ij->i", weights, weights, dtype=np.float64)
     effective = np.divide(mass**2, squares, out=np.zeros_like(mass), where=squares > 0)
     entropy = -np.einsum("ij,ij->i", weights, logs, dtype=np.float64)
-    found = np.stack([entropy.clip(min=0.0), effective, _largest(weights, 1)])
+    found = np.stack([entropy.clip(min=0.0), effective, _largest_magnitude(weights, 1)])
     return np.where(allowed.any(axis=1), found, np.nan).astype(np.float32)
 
 
-def _table(A: AttentionMatrix, edges: tuple[Sequence[int], Sequence[int]]) -> Table:
+def _block_table(A: AttentionMatrix, edges: tuple[Sequence[int], Sequence[int]]) -> Table:
     """Return the blocks of A, the mean over its heads, which may all see the same keys; `edges` as of `Head.pooled`."""
     found = A.collect(Blocks(*edges))[0]
     total, largest = found.sum[0].cpu().double().mean(0), found.max[0].cpu().double().mean(0)
-    return Table(_array(total), _array(largest), _array(found.cells[0, 0]))
+    return Table(_cpu_array(total), _cpu_array(largest), _cpu_array(found.cells[0, 0]))
 
 
-def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:
+def _pooled_in_blocks(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:
     """Pool weights, shape (rows, columns), in blocks of which `high` and `wide` are the first rows and columns."""
     total, cells = (
         reduce_blocks(values, high, wide, np.add, kind) for values, kind in ((weights, "f8"), (allowed, "i8"))
@@ -378,7 +380,7 @@ def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Arra
     return Table(total, largest_of_blocks(weights, high, wide, weights.dtype), cells)
 
 
-def _largest(weights: Array, axis: int) -> Array:
+def _largest_magnitude(weights: Array, axis: int) -> Array:
     """Return the weight of largest size along an axis, with its sign."""
     return larger(weights.max(axis=axis), weights.min(axis=axis))
 
@@ -389,6 +391,6 @@ def _is_uniform(A: AttentionMatrix) -> bool:
     return A.mask is None or (runs is not None and runs[0].shape[1] == 1)
 
 
-def _array(t: Tensor) -> Array:
+def _cpu_array(t: Tensor) -> Array:
     """Return a tensor as an array on the CPU."""
     return t.cpu().numpy()

@@ -12,11 +12,11 @@ from attlas.foundation.png import encoded
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.images.grids import Tile, Windows, grids_of
 
-_LONGEST = 384  # pixels of a side of a picture on the page
+_LONGEST_SIDE = 384  # pixels of a side of a picture on the page
 _MOST_PATCHES = 1 << 20  # of all grids of a page
 
 
-class _Pass(NamedTuple):
+class _ImagePass(NamedTuple):
     """A pass of an encoder that reads images, or their windows, one after the other."""
 
     call: int
@@ -32,7 +32,7 @@ class _Pass(NamedTuple):
         return torch.full_like(positions, -1) if self.passes is None else self.passes.keys(positions, self.call)
 
 
-def _keys(tile: Tile, part: _Pass | None) -> Tensor:
+def _keys_of_patches(tile: Tile, part: _ImagePass | None) -> Tensor:
     """Return the key of each patch; -1 for one that is no key of the pass."""
     return tile.positions() if part is None else part.keys(tile.positions())
 
@@ -58,7 +58,7 @@ class ShownImages:
         """The pictures as addresses that hold them; None for one that the recording does not have."""
         count = max(len(self._grids.images), len(self._atlas.images))
         given = [*self._atlas.images, *[None] * count][:count]
-        return [None if picture is None else _address(picture) for picture in given]
+        return [None if picture is None else _data_address(picture) for picture in given]
 
     def of(self, entry: Entry) -> list[int]:
         """Return the numbers of the grids that an entry has among its keys."""
@@ -73,21 +73,23 @@ class ShownImages:
                 tiles = tuple(tile for tile in whole if tile.call == entry.call)
             for sequence in sorted({tile.sequence for tile in tiles}):
                 own = tuple(tile for tile in tiles if tile.sequence == sequence)
-                found.append(self._number(number, sequence, own, part))
+                found.append(self._number_of_grid(number, sequence, own, part))
         return [number for number in found if number is not None]
 
-    def _pass_of(self, entry: Entry) -> _Pass | None:
+    def _pass_of(self, entry: Entry) -> _ImagePass | None:
         """Return which pass of an encoder an entry is; None where the encoder reads all images in one."""
         if not self._grids.in_tower(entry.name) or not self._grids.chunks:
             return None
         passes = self._grids.passes([own.shape[3] for own in self._atlas.entries if own.name == entry.name])
-        return _Pass(-1 if passes is None else entry.call, passes)
+        return _ImagePass(-1 if passes is None else entry.call, passes)
 
-    def _number(self, image: int, sequence: int, tiles: tuple[Tile, ...], part: _Pass | None) -> int | None:
+    def _number_of_grid(
+        self, image: int, sequence: int, tiles: tuple[Tile, ...], part: _ImagePass | None
+    ) -> int | None:
         """Return the number of a grid, which is listed when it is first asked for; None where it has no key."""
         key = (image, sequence, tiles, None if part is None else part.key)
         if key not in self._numbers:
-            drawn = [_drawn(tile, _keys(tile, part)) for tile in tiles]
+            drawn = [_drawn_tile(tile, _keys_of_patches(tile, part)) for tile in tiles]
             self._patches += sum(tile.rows * tile.columns for tile in tiles)
             kept = any(max(tile["keys"]) >= 0 for tile in drawn) and self._patches <= _MOST_PATCHES
             self._numbers[key] = len(self.listed) if kept else -1
@@ -96,13 +98,13 @@ class ShownImages:
         return None if self._numbers[key] < 0 else self._numbers[key]
 
 
-def _drawn(tile: Tile, keys: Tensor) -> dict[str, Any]:
+def _drawn_tile(tile: Tile, keys: Tensor) -> dict[str, Any]:
     size = {"rows": tile.rows, "columns": tile.columns, "box": list(tile.box)}
     return {**size, "thumbnail": tile.thumbnail, "keys": keys.flatten().tolist()}
 
 
-def _address(picture: Tensor) -> str:
+def _data_address(picture: Tensor) -> str:
     """Return a picture as an address of a page that holds it."""
-    step = -(-max(picture.shape[:2]) // _LONGEST)
+    step = -(-max(picture.shape[:2]) // _LONGEST_SIDE)
     data = base64.b64encode(encoded(picture[::step, ::step].contiguous())).decode("ascii")
     return f"data:image/png;base64,{data}"

@@ -22,8 +22,8 @@ from attlas.heads.naming import block_table
 from attlas.recording import record
 from attlas.recording.atlas import Atlas, Entry
 
-_PERIOD = 128  # tokens of the random block that occurs twice, at most
-_SAME = 2e-3  # measures of one model on one block differ by less, whatever the processor
+_MOST_BLOCK_TOKENS = 128  # tokens of the random block that occurs twice, at most
+_SAME_MEASURE = 2e-3  # measures of one model on one block differ by less, whatever the processor
 _BY_NAME = {pattern.name: pattern for pattern in (*PATTERNS, MIXED)}
 
 
@@ -100,7 +100,7 @@ def heads_of_corpus(columns: Mapping[str, list[Any]], name: str) -> KnownHeads:
     measures = set(Head.__dataclass_fields__) - {"layer", "head", "tokens"}
     found = {}
     for row, place in enumerate(zip(columns["layer"], columns["head"], strict=True)):
-        numbers = {name: _finite(columns[name][row]) if name in columns else 0.0 for name in measures}
+        numbers = {name: _finite_number(columns[name][row]) if name in columns else 0.0 for name in measures}
         length = round(columns["queries"][row] / max(columns["texts"][row], 1))
         head = Head(layer=place[0], head=place[1], tokens=length, **numbers)
         kind = columns["kind"][row]
@@ -136,8 +136,8 @@ def heads_on_block(model: nn.Module, forward: Callable[[Tensor], object]) -> OnB
     if config is None or not hasattr(config, "get_text_config"):
         return None
     config = config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None) or 2 * _PERIOD
-    period = min(_PERIOD, limit // 2)
+    limit = getattr(config, "max_position_embeddings", None) or 2 * _MOST_BLOCK_TOKENS
+    period = min(_MOST_BLOCK_TOKENS, limit // 2)
     ids = repeated_block(config.vocab_size, period)
     try:
         with record(model, statistics=text_statistics(ids), linear=False) as atlas:
@@ -161,7 +161,7 @@ def is_of_same_model(atlas: Atlas, details: Mapping[str, Any]) -> bool:
     for name in BLOCK_MEASURES:
         recorded, wanted = block.get(name), details[name]
         try:
-            same = torch.allclose(torch.tensor(recorded), torch.tensor(wanted), atol=_SAME, rtol=0.0)
+            same = torch.allclose(torch.tensor(recorded), torch.tensor(wanted), atol=_SAME_MEASURE, rtol=0.0)
         except (TypeError, ValueError, RuntimeError):  # no table of numbers, or one of another size
             return False
         if not same:
@@ -173,5 +173,5 @@ def _by_place(heads: Iterable[Head]) -> dict[tuple[int, int], KnownHead]:
     return {(head.layer, head.head): KnownHead.measured(head) for head in heads}
 
 
-def _finite(value: float | None) -> float:
+def _finite_number(value: float | None) -> float:
     return float(value) if value is not None and math.isfinite(value) else 0.0

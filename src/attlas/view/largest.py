@@ -12,8 +12,8 @@ from attlas.view.codes import Array
 from attlas.view.exact import Head, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height
 
-_BLOCK = 1 << BASE
-_SMALL = 1 << 20  # cells that are simply looked at
+_BLOCK_SIDE = 1 << BASE
+_FEW_CELLS = 1 << 20  # cells that are simply looked at
 
 Cell: TypeAlias = tuple[int, int, float]
 
@@ -45,44 +45,47 @@ def largest(head: Head, rows: range, columns: range, count: int, known: Pass | N
     looked at cell by cell. The maxima come from the pass where the window fits its blocks, else from one
     product of the window's queries and keys.
     """
-    if len(rows) * len(columns) <= _SMALL:
+    if len(rows) * len(columns) <= _FEW_CELLS:
         return _of_window(head, rows, columns, count, wanted)
     # The `count` largest cells lie in the `count` blocks of largest maximum.
     best = np.zeros((0, 3))  # maximum, row and column of blocks
-    for first, maxima, cells in _maxima(head, rows, columns, known, wanted):
+    for first, maxima, cells in _block_maxima(head, rows, columns, known, wanted):
         seen = np.flatnonzero(cells.ravel())
         sizes = np.abs(maxima.ravel().astype(np.float64))
         flat = sizes[seen]
-        some = seen[_first(flat, count)]
+        some = seen[_places_of_largest(flat, count)]
         y, x = np.divmod(some, maxima.shape[1])
-        found = np.stack([sizes[some], first + y * _BLOCK, columns.start + x * _BLOCK], 1)
+        found = np.stack([sizes[some], first + y * _BLOCK_SIDE, columns.start + x * _BLOCK_SIDE], 1)
         best = np.concatenate([best, found])
-        best = best[_first(best[:, 0], count)]
+        best = best[_places_of_largest(best[:, 0], count)]
     cells_found: list[Cell] = []
     for _, y, x in best:
-        part = range(int(y), min(int(y) + _BLOCK, rows.stop)), range(int(x), min(int(x) + _BLOCK, columns.stop))
+        part = (
+            range(int(y), min(int(y) + _BLOCK_SIDE, rows.stop)),
+            range(int(x), min(int(x) + _BLOCK_SIDE, columns.stop)),
+        )
         cells_found += _of_window(head, *part, count, wanted)
-    return _sorted(cells_found, count)
+    return _sorted_cells(cells_found, count)
 
 
-def _maxima(
+def _block_maxima(
     head: Head, rows: range, columns: range, known: Pass | None, wanted: Wanted
 ) -> Iterator[tuple[int, Array, Array]]:
     """Yield the first row of some blocks, their maxima, and how many of their cells are allowed."""
-    if known is not None and _fits(rows, head.m) and _fits(columns, head.n):
-        place = tuple(slice(span.start // _BLOCK, -(-span.stop // _BLOCK)) for span in (rows, columns))
+    if known is not None and _is_whole_blocks(rows, head.m) and _is_whole_blocks(columns, head.n):
+        place = tuple(slice(span.start // _BLOCK_SIDE, -(-span.stop // _BLOCK_SIDE)) for span in (rows, columns))
         yield rows.start, known.arrays["max"][place], known.arrays["cells"][place]
         return
     for span in cut(len(rows), band_height(len(columns), head.heads, dense=head.heads > 1)):
         check_wanted(wanted)
         some = range(rows.start + span.start, rows.start + span.stop)
-        table = head.blocks(some, columns, _BLOCK, "max", wanted)
+        table = head.blocks(some, columns, _BLOCK_SIDE, "max", wanted)
         yield some.start, table.max, table.cells
 
 
-def _fits(span: range, size: int) -> bool:
+def _is_whole_blocks(span: range, size: int) -> bool:
     """Return whether a span of an axis of `size` places consists of whole blocks."""
-    return span.start % _BLOCK == 0 and (span.stop % _BLOCK == 0 or span.stop == size)
+    return span.start % _BLOCK_SIDE == 0 and (span.stop % _BLOCK_SIDE == 0 or span.stop == size)
 
 
 def _of_window(head: Head, rows: range, columns: range, count: int, wanted: Wanted) -> list[Cell]:
@@ -90,13 +93,13 @@ def _of_window(head: Head, rows: range, columns: range, count: int, wanted: Want
     found: list[Cell] = []
     for part, weights, allowed in head.parts(rows, columns, 1, wanted):
         seen = np.flatnonzero(allowed.ravel())
-        some = seen[_first(np.abs(weights.ravel()[seen]), count)]
+        some = seen[_places_of_largest(np.abs(weights.ravel()[seen]), count)]
         width = len(columns)
         found += [(part.start + c // width, columns.start + c % width, float(weights.flat[c])) for c in some.tolist()]
-    return _sorted(found, count)
+    return _sorted_cells(found, count)
 
 
-def _first(values: Array, count: int) -> Array:
+def _places_of_largest(values: Array, count: int) -> Array:
     """Return the places of the largest values, in any order."""
     if len(values) <= count:
         return np.arange(len(values))
@@ -104,5 +107,5 @@ def _first(values: Array, count: int) -> Array:
     return places
 
 
-def _sorted(cells: list[Cell], count: int) -> list[Cell]:
+def _sorted_cells(cells: list[Cell], count: int) -> list[Cell]:
     return sorted(cells, key=lambda cell: (-abs(cell[2]), cell[0], cell[1]))[:count]

@@ -82,10 +82,10 @@ def export(
     """
     with contextlib.closing(Service(shown, tokens=tokens, title=title)) as service:
         order = service.order()
-        chosen = order[:1] if heads is None else [_place(service, layer, head) for layer, head in heads]
+        chosen = order[:1] if heads is None else [_place_of_head(service, layer, head) for layer, head in heads]
         if query is None and chosen:
             query = _query_of_picture(service, chosen[0])
-        pin = _pair(service, chosen[0], query) if chosen and query is not None else None
+        pin = _query_and_strongest_key(service, chosen[0], query) if chosen and query is not None else None
         data = Packer(service, chosen, order, pin=pin, report=progress or (lambda share: None)).pack()
         title = service.source.title
     if not data["packed"]:
@@ -130,7 +130,7 @@ def _query_of_picture(service: Service, place: tuple[int, int]) -> int | None:
     return shown.entry.shape[2] - 1 if shown.grids and shown.entry.matrix is not None else None
 
 
-def _pair(service: Service, place: tuple[int, int], query: int) -> tuple[int, int] | None:
+def _query_and_strongest_key(service: Service, place: tuple[int, int], query: int) -> tuple[int, int] | None:
     """Return a query and its strongest key behind the first; None where the head has no such query or no weights."""
     head = service.source.head(Place(place[0], 0, place[1], "plain"))
     if head is None or not 0 <= query < head.m or head.n < 2:
@@ -138,7 +138,7 @@ def _pair(service: Service, place: tuple[int, int], query: int) -> tuple[int, in
     return query, 1 + int(abs(head.cells(range(query, query + 1), range(1, head.n))).argmax())
 
 
-def _place(service: Service, layer: int, head: int) -> tuple[int, int]:
+def _place_of_head(service: Service, layer: int, head: int) -> tuple[int, int]:
     """Return entry and head of a head by its layer and its number."""
     for number, shown in enumerate(service.source.entries):
         if shown.entry.layer == layer and head in shown.entry.heads:

@@ -26,18 +26,18 @@ from attlas.view.patches import marked_cells, patch_about
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
 from attlas.view.source import Place, Source
 
-_TILE = 2 * TILE**2  # bytes of a tile of 16-bit codes
+_TILE_BYTES = 2 * TILE**2  # bytes of a tile of 16-bit codes
 DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
-_EXACT = 4 << 20  # of the weights of a matrix that is kept exactly
-_OVERVIEWS = 6 << 20  # for those of the other heads,
-_TILES = 1 << 20  # and up to which they are tiles where a coarser picture was recorded
-_WEIGHTS = 900_000  # of single queries, of all heads together, about
+_EXACT_WEIGHT_BYTES = 4 << 20  # of the weights of a matrix that is kept exactly
+_OVERVIEW_BYTES = 6 << 20  # for those of the other heads,
+_TILES_BYTES = 1 << 20  # and up to which they are tiles where a coarser picture was recorded
+_MOST_ROW_WEIGHTS = 900_000  # of single queries, of all heads together, about
 _PER_QUERY = 3, 8  # at least and at most
-_TRACKS = ("entropy", "column_mass")  # of heads that are not in detail
+_OVERVIEW_TRACKS = ("entropy", "column_mass")  # of heads that are not in detail
 _SIGNED_TRACKS = ("max_weight", "column_mass")  # of weights that are no shares of a row, and have no entropy
-_PATCHES = 2 << 20  # bytes before compression of the cells about pins and bookmarks
-_THUMBNAILS = 256
-_PAUSE = 0.05  # seconds between two looks at a pass
+_PATCH_BYTES = 2 << 20  # bytes before compression of the cells about pins and bookmarks
+_MOST_THUMBNAILS = 256
+_PAUSE_SECONDS = 0.05  # seconds between two looks at a pass
 
 
 class Answers(Protocol):
@@ -99,29 +99,29 @@ class Packer:
         """
         self._parts: dict[str, Any] = {}
         self._share = (0.0, 1.0)
-        self._info = json.loads(self._ask("info").body)
+        self._info = json.loads(self._complete_answer("info").body)
         others = [place for place in self.order if place not in self.heads] if self.overviews else []
         places = [*self.heads, *others]
         # What is left of the bytes of overviews, of the largest weights, and of the bytes of patches.
-        packed_heads, room, weights, self._patch_room = [], _OVERVIEWS, 2 * _WEIGHTS, _PATCHES
+        packed_heads, room, weights, self._patch_room = [], _OVERVIEW_BYTES, 2 * _MOST_ROW_WEIGHTS, _PATCH_BYTES
         for done, place in enumerate(places):
             self.report(done / len(places))
             self._share = done / len(places), 1 / len(places)  # of the work: what is done, and what this head takes
-            entry = self._entry(place)
+            entry = self._entry_of_head(place)
             if place in self.heads and entry.matrix is not None:
-                record: dict[str, Any] | None = self._detail(place)
+                record: dict[str, Any] | None = self._put_detail(place)
             else:
-                record = self._overview(place, len(places), room)
-                room -= _TILE
+                record = self._put_overview(place, len(places), room)
+                room -= _TILE_BYTES
             if record is None:
                 continue
             # A head whose cells are all in the page needs no further numbers.
             every_cell = record["finest"] == 0 and not record["block"]
-            kept = 0 if record["exact"] or every_cell else self._largest(place, len(places), weights)
+            kept = 0 if record["exact"] or every_cell else self._put_largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
-            patches = [] if every_cell else self._patches(place)
+            patches = [] if every_cell else self._put_patches(place)
             packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept, "patches": patches})
-        self._thumbnails()
+        self._put_thumbnails()
         source = self.service.source
         # Numbers of the texts that the heads of this sequence are about.
         told = {number for shown in source.entries for number in chain(*shown.texts[self.batch : self.batch + 1])}
@@ -130,24 +130,24 @@ class Packer:
             "format": 1,
             "info": self._info,
             "packed": packed_heads,
-            "heads": json.loads((self._ask if self.overviews else self.service.answer)("heads", {}).body),
+            "heads": json.loads((self._complete_answer if self.overviews else self.service.answer)("heads", {}).body),
             "texts": {number: {"tokens": text.shown, "joined": text.joined} for number, text in texts.items()},
             "parts": self._parts,
         }
 
-    def _entry(self, place: tuple[int, int]) -> Entry:
+    def _entry_of_head(self, place: tuple[int, int]) -> Entry:
         """Return the entry of a head."""
         return self.service.source.entries[place[0]].entry
 
-    def _head(self, place: tuple[int, int]) -> Head | None:
+    def _matrix_of_head(self, place: tuple[int, int]) -> Head | None:
         """Return the matrix of a head, in the variant of the page; None where its q and k were not kept."""
         return self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
 
-    def _question(self, place: tuple[int, int]) -> dict[str, Any]:
+    def _parameters_of_head(self, place: tuple[int, int]) -> dict[str, Any]:
         """Return the parameters by which the page asks for a head."""
         return {"entry": place[0], "head": place[1], "batch": self.batch, "variant": self.variant}
 
-    def _ask(self, question: str, asked: Mapping[str, Any] | None = None, /, **params: Any) -> Any:
+    def _complete_answer(self, question: str, asked: Mapping[str, Any] | None = None, /, **params: Any) -> Any:
         """Return a complete answer."""
         while True:
             answer = self.service.answer(question, {name: str(value) for name, value in (asked or params).items()})
@@ -157,79 +157,87 @@ class Packer:
             if answer.progress >= 1:
                 return answer
             self.report(self._share[0])
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE_SECONDS)
 
-    def _put(self, key: str, values: bytes | Array, width: int) -> None:
+    def _put_numbers(self, key: str, values: bytes | Array, width: int) -> None:
         """Add numbers of `width` bytes each to the parts of the page, under a name that its script knows."""
         self._parts[key] = packed(values if isinstance(values, bytes) else values.tobytes(), width)
 
     # ------------------------------------------------------------------------------------------------ one head
 
     @public("export")
-    def _detail(self, place: tuple[int, int]) -> dict[str, Any]:
+    def _put_detail(self, place: tuple[int, int]) -> dict[str, Any]:
         """Put the pictures of a head, down to the finest level that fits, its tracks, and all of a small head."""
-        name, question, entry = f"{place[0]}:{place[1]}", self._question(place), self._info["entries"][place[0]]
+        name, question, entry = (
+            f"{place[0]}:{place[1]}",
+            self._parameters_of_head(place),
+            self._info["entries"][place[0]],
+        )
         # Raises where the entry keeps no q and k.
-        self._entry(place).need_matrix()
+        self._entry_of_head(place).need_matrix()
         limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
         levels = levels_that_fit(entry, limit)
         tiles = [(level, *place) for level in levels for place in _tiles_of(entry, level)]
         for at, (level, y, x) in enumerate(tiles):
             self.report(self._share[0] + self._share[1] * at / len(tiles))
-            answer = self._ask("tile", **question, pool=self.pool, level=level, y=y, x=x)
-            self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
+            answer = self._complete_answer("tile", **question, pool=self.pool, level=level, y=y, x=x)
+            self._put_numbers(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
         for track in TRACKS if entry["shares"] else _SIGNED_TRACKS:
-            self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
-        exact = 4 * m * n <= min(limit, _EXACT)
-        head = self._head(place)
+            self._put_numbers(f"track:{name}:{track}", self._complete_answer("track", **question, name=track).body, 4)
+        exact = 4 * m * n <= min(limit, _EXACT_WEIGHT_BYTES)
+        head = self._matrix_of_head(place)
         if exact and head is not None:
-            self._put(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)
+            self._put_numbers(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)
         if self.pin is not None and self.pin[0] < m and self.pin[1] < n:
             i, j = self.pin
-            self._put(f"row:{name}:{i}", self._ask("row", **question, i=i).body, 4)
-            self._put(f"column:{name}:{j}", self._ask("column", **question, j=j).body, 4)
-            self._parts[f"cell:{name}:{i}:{j}"] = json.loads(self._ask("cell", **question, i=i, j=j).body)
+            self._put_numbers(f"row:{name}:{i}", self._complete_answer("row", **question, i=i).body, 4)
+            self._put_numbers(f"column:{name}:{j}", self._complete_answer("column", **question, j=j).body, 4)
+            self._parts[f"cell:{name}:{i}:{j}"] = json.loads(self._complete_answer("cell", **question, i=i, j=j).body)
         return {"finest": levels[-1], "block": None, "exact": exact}
 
-    def _overview(self, place: tuple[int, int], heads: int, room: int) -> dict[str, Any] | None:
+    def _put_overview(self, place: tuple[int, int], heads: int, room: int) -> dict[str, Any] | None:
         """Put one picture of a head and two tracks; None where there is no room, or nothing to draw.
 
         `heads` is the number of heads of the page, `room` the bytes that are left for overviews.
         """
-        entry, info, name = self._entry(place), self._info["entries"][place[0]], f"{place[0]}:{place[1]}"
+        entry, info, name = self._entry_of_head(place), self._info["entries"][place[0]], f"{place[0]}:{place[1]}"
         level, (batch, _, m, n) = info["levels"] - 1, entry.shape
         if 0 in (m, n) or self.batch >= batch:
             return None
         plain, size = self.variant == "plain", 2 * -(-m // (1 << level)) * -(-n // (1 << level))
         found = None
-        if plain and self.pool == "max" and (entry.matrix is None or heads * size > _TILES):
-            found = self._recorded(place, level)
-        if found is None and (entry.matrix is None or room < _TILE):
+        if plain and self.pool == "max" and (entry.matrix is None or heads * size > _TILES_BYTES):
+            found = self._recorded_maxima(place, level)
+        if found is None and (entry.matrix is None or room < _TILE_BYTES):
             return None
-        question = self._question(place)
+        question = self._parameters_of_head(place)
         tile = (
-            found[1].tobytes() if found else self._ask("tile", **question, pool=self.pool, level=level, y=0, x=0).body
+            found[1].tobytes()
+            if found
+            else self._complete_answer("tile", **question, pool=self.pool, level=level, y=0, x=0).body
         )
-        self._put(f"tile:{name}:{level}:0:0", tile, 2)
-        for track in _TRACKS if info["shares"] else _SIGNED_TRACKS:
+        self._put_numbers(f"tile:{name}:{level}:0:0", tile, 2)
+        for track in _OVERVIEW_TRACKS if info["shares"] else _SIGNED_TRACKS:
             values = entry.statistics.get(track) if plain else None
             if isinstance(values, Tensor):
-                self._put(f"track:{name}:{track}", values[self.batch, place[1]].float().cpu().numpy(), 4)
+                self._put_numbers(f"track:{name}:{track}", values[self.batch, place[1]].float().cpu().numpy(), 4)
             elif entry.matrix is not None:
-                self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
+                self._put_numbers(
+                    f"track:{name}:{track}", self._complete_answer("track", **question, name=track).body, 4
+                )
         if entry.matrix is None and found:
             info.update(readable=True, causal=_looks_causal(entry, found[1]))
         block = found and found[0]  # cells of a side of a recorded block
         return {"finest": level, "block": block, "exact": False}
 
-    def _largest(self, place: tuple[int, int], heads: int, room: int) -> int:
+    def _put_largest(self, place: tuple[int, int], heads: int, room: int) -> int:
         """Put the largest weights of each query of a head, and return how many of each; 0 where there is no room.
 
         `heads` is the number of heads of the page, `room` how many weights it may still take.
         """
-        entry, name = self._entry(place), f"{place[0]}:{place[1]}"
+        entry, name = self._entry_of_head(place), f"{place[0]}:{place[1]}"
         m, n = entry.shape[2:]
-        count = min(n, max(_PER_QUERY[0], min(_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
+        count = min(n, max(_PER_QUERY[0], min(_MOST_ROW_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
         plain = self.variant == "plain"
         # Recorded ones are largest by value: of weights that may be negative, those of largest size are kept here.
         is_signed = self.service.source.entries[place[0]].are_signed
@@ -237,7 +245,7 @@ class Packer:
         if self.variant == "nosink" or count * m > room or (found is None and entry.matrix is None):
             return 0
         if found is None or found.values.shape[-1] < count:
-            head = self._head(place)
+            head = self._matrix_of_head(place)
             if head is None:
                 return 0
             if is_signed:
@@ -250,31 +258,31 @@ class Packer:
         weights = values.cpu().double().numpy()
         # Keys are stored as distances behind their query.
         gaps = torch.arange(m)[:, None] - keys.cpu()
-        self._put(f"kept:{name}", self._codes(place, weights, np.ones_like(weights, dtype=bool)), 2)
-        self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
+        self._put_numbers(f"kept:{name}", self._codes_of_weights(place, weights, np.ones_like(weights, dtype=bool)), 2)
+        self._put_numbers(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
         return count
 
-    def _codes(self, place: tuple[int, int], weights: Array, allowed: Array) -> Array:
+    def _codes_of_weights(self, place: tuple[int, int], weights: Array, allowed: Array) -> Array:
         """Return the codes of some weights of a head, as its pictures have them."""
         source = self.service.source
         encode = codes.encode if source.entries[place[0]].are_shares else codes.encode_signed
         unit = source.unit(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
         return encode(weights / unit, allowed)
 
-    def _recorded(self, place: tuple[int, int], level: int) -> tuple[int, Array] | None:
+    def _recorded_maxima(self, place: tuple[int, int], level: int) -> tuple[int, Array] | None:
         """Return the cells of a block of the recorded picture of maxima, and the picture as a tile of a level.
 
         A pixel is the block in which its middle lies. None where there is no such picture, or a finer one.
         """
-        found = _recorded(self._entry(place), self.batch, place[1], level)
+        found = _recorded_tile(self._entry_of_head(place), self.batch, place[1], level)
         if found is None:
             return None
         side, whole = found
-        return side, pad(self._codes(place, np.nan_to_num(whole), ~np.isnan(whole)))
+        return side, pad(self._codes_of_weights(place, np.nan_to_num(whole), ~np.isnan(whole)))
 
-    def _patches(self, place: tuple[int, int]) -> list[dict[str, int]]:
+    def _put_patches(self, place: tuple[int, int]) -> list[dict[str, int]]:
         """Put the cells about the pinned one, the middle of the map and bookmarks, NaN where masked; say which."""
-        head, (m, n) = self._head(place), self._entry(place).shape[2:]
+        head, (m, n) = self._matrix_of_head(place), self._entry_of_head(place).shape[2:]
         own = [self.pin, *([self.centre] if place in self.heads else [])]
         cells = [cell for cell in own if cell is not None] + marked_cells(self.service.source.atlas.bookmarks, place)
         found = []
@@ -284,18 +292,18 @@ class Packer:
                 break
             self._patch_room -= size
             weights = np.where(head.allowed(rows, columns), head.cells(rows, columns), np.nan)
-            self._put(f"patch:{place[0]}:{place[1]}:{rows.start}:{columns.start}", weights.astype("<f4"), 4)
+            self._put_numbers(f"patch:{place[0]}:{place[1]}:{rows.start}:{columns.start}", weights.astype("<f4"), 4)
             found.append({"r0": rows.start, "r1": rows.stop, "c0": columns.start, "c1": columns.stop})
         return found
 
-    def _thumbnails(self) -> None:
+    def _put_thumbnails(self) -> None:
         """Put the small pictures of the first heads that have a matrix."""
-        readable = [place for place in self.order if self._entry(place).matrix is not None]
-        for place in readable[:_THUMBNAILS]:
-            question = self._question(place)
-            question["batch"] = min(self.batch, self._entry(place).shape[0] - 1)
-            answer = self._ask("thumbnail", **question, pool=self.pool, size=64)
-            self._put(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
+        readable = [place for place in self.order if self._entry_of_head(place).matrix is not None]
+        for place in readable[:_MOST_THUMBNAILS]:
+            question = self._parameters_of_head(place)
+            question["batch"] = min(self.batch, self._entry_of_head(place).shape[0] - 1)
+            answer = self._complete_answer("thumbnail", **question, pool=self.pool, size=64)
+            self._put_numbers(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
 
 
 def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:
@@ -305,7 +313,7 @@ def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:
     """
     chosen: list[int] = []
     for level in reversed(range(entry["levels"])):
-        limit -= _TILE * len(_tiles_of(entry, level))
+        limit -= _TILE_BYTES * len(_tiles_of(entry, level))
         if chosen and limit < 0:
             break
         chosen.append(level)
@@ -335,7 +343,7 @@ def _largest_by_size(head: Head, count: int) -> tuple[Tensor, Tensor]:
     return torch.cat([values for values, _ in found]), torch.cat([keys for _, keys in found])
 
 
-def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Array] | None:
+def _recorded_tile(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Array] | None:
     """Return the cells of a block of the recorded picture of maxima, and a number for each pixel of a tile of a level.
 
     None where there is no such picture, or it is finer than the tile.

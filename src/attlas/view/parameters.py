@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_WHOLE = re.compile(r"[0-9]{1,15}")
-_SHOWN = 40  # characters of a wrong value that an answer repeats
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,15}")
+_MOST_SHOWN = 40  # characters of a wrong value that an answer repeats
 
 
 class QuestionError(Exception):
@@ -45,8 +45,8 @@ class Parameters:
         text = self._params.get(name)
         if text is None and default is not None:
             return default
-        if text is None or _WHOLE.fullmatch(text) is None:
-            raise QuestionError(400, f"{name} must be a whole number: {_shown(text)}")
+        if text is None or _WHOLE_NUMBER.fullmatch(text) is None:
+            raise QuestionError(400, f"{name} must be a whole number: {_quoted_value(text)}")
         value = int(text)
         if not low <= value < high:
             raise QuestionError(404, f"{name} must be from {low} to {high - 1}: {value}")
@@ -62,7 +62,7 @@ class Parameters:
         """
         text = self._params.get(name, default)
         if text not in words or text is None:
-            raise QuestionError(400, f"{name} must be one of {', '.join(words)}: {_shown(text)}")
+            raise QuestionError(400, f"{name} must be one of {', '.join(words)}: {_quoted_value(text)}")
         return text
 
     def text(self, name: str, longest: int) -> str:
@@ -100,5 +100,5 @@ class Parameters:
         return self._params.get(name) == word
 
 
-def _shown(text: str | None) -> str:
-    return "missing" if text is None else f"{text[:_SHOWN]!a}"
+def _quoted_value(text: str | None) -> str:
+    return "missing" if text is None else f"{text[:_MOST_SHOWN]!a}"

@@ -17,7 +17,7 @@ from attlas.view.worker import Worker
 
 Kind: TypeAlias = Literal["all", "sums"]
 
-_FORMAT = 1
+_STORE_FORMAT = 1
 _TIMED_BANDS = 4  # bands after which their time says how long the rest will take: the first ones are the slowest
 _IMMEDIATE_CELLS = 1 << 23  # cells up to which a pass is completed before the answer: some milliseconds
 _OPEN_BYTES = 256 << 20  # bytes of passes that are held open
@@ -63,7 +63,7 @@ class PassJob:
         self.nbytes = sum(array.nbytes for array in self.result.arrays.values())
         self._lock = threading.Lock()
         if self.result.complete:
-            self._finish()
+            self._store_result()
 
     @property
     def seconds_left(self) -> float | None:
@@ -88,10 +88,10 @@ class PassJob:
                 return False
             self.seconds += time.monotonic() - begin
             if self.result.complete:
-                self._finish()
+                self._store_result()
             return not self.result.complete
 
-    def _finish(self) -> None:
+    def _store_result(self) -> None:
         """Move a new result from its draft to the store."""
         if self._draft is not None:
             self._draft.finish()
@@ -148,7 +148,7 @@ class Passes:
         """
         sums_are_faster = sums and head.heads > 1 and head.is_uniform and self.complete_pass(place) is None
         key = PassKey(place, "sums" if sums_are_faster else "all")
-        job = self._job(key, head)
+        job = self._job_of_pass(key, head)
         if row is not None:
             job.row = row
         if job.result.complete or job.error:
@@ -182,12 +182,12 @@ class Passes:
         with self._lock:
             return sum(job.nbytes for job in self._open.values())
 
-    def _job(self, key: PassKey, head: Head) -> PassJob:
+    def _job_of_pass(self, key: PassKey, head: Head) -> PassJob:
         """Return the job of a pass, opened if it is not open, and mark it as used last."""
         with self._lock:
             job = self._open.get(key)
             if job is None:
-                facts = self._facts(key, head)
+                facts = self._facts_of_pass(key, head)
                 name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
                 job = self._open[key] = PassJob(head, self._store, name, facts, key.kind)
             self._open.move_to_end(key)
@@ -204,10 +204,10 @@ class Passes:
             del self._open[key]
             job.close()
 
-    def _facts(self, key: PassKey, head: Head) -> dict[str, object]:
+    def _facts_of_pass(self, key: PassKey, head: Head) -> dict[str, object]:
         """Return the facts that identify a stored pass; its name in the store depends on their order."""
         place = key.place
-        recording = {"format": _FORMAT, "content": self._source.entries[place.entry].key}
+        recording = {"format": _STORE_FORMAT, "content": self._source.entries[place.entry].key}
         which = {"batch": place.batch, "head": place.head, "variant": place.variant, "kind": key.kind}
         return recording | which | {"block": 1 << BASE, "m": head.m, "n": head.n}
 

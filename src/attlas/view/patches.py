@@ -8,17 +8,17 @@ from urllib.parse import parse_qs
 from attlas.recording.atlas.bookmarks import Bookmark
 
 SIDE = 64  # cells along a side of a patch
-_STEP = 32  # patches begin at multiples of it, as the blocks of numbers that the page asks for do
+_PATCH_STEP = 32  # patches begin at multiples of it, as the blocks of numbers that the page asks for do
 
 
 def patch_about(i: int, j: int, m: int, n: int) -> tuple[range, range]:
     """Return the rows and columns of the patch about a cell of a matrix of m × n."""
-    return _span(i, m), _span(j, n)
+    return _patch_range(i, m), _patch_range(j, n)
 
 
-def _span(place: int, size: int) -> range:
+def _patch_range(place: int, size: int) -> range:
     """Return the run of places of one axis that the patch about a place has."""
-    start = max(0, (place + _STEP // 2) // _STEP * _STEP - SIDE // 2)
+    start = max(0, (place + _PATCH_STEP // 2) // _PATCH_STEP * _PATCH_STEP - SIDE // 2)
     return range(start, min(size, start + SIDE))
 
 

@@ -15,8 +15,8 @@ from attlas.view.passes import Passes
 from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
 from attlas.view.source import Place
 
-_BYTES = 96 << 20  # of tiles that are kept
-_EXACT = 1 << 24  # cells up to which a thumbnail is computed whole
+_MOST_TILE_BYTES = 96 << 20  # of tiles that are kept
+_MOST_EXACT_CELLS = 1 << 24  # cells up to which a thumbnail is computed whole
 
 
 class Picture(NamedTuple):
@@ -38,7 +38,7 @@ class Pictures:
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._kept: Cache[Array] = Cache(_BYTES)
+        self._kept: Cache[Array] = Cache(_MOST_TILE_BYTES)
 
     @property
     def nbytes(self) -> int:
@@ -79,34 +79,34 @@ class Pictures:
         if 0 in (head.m, head.n):
             return Picture(np.zeros((size, size), dtype="<u2"))
         known = self._passes.complete_pass(place, sums=pool == "mean")
-        if head.m * head.n * head.heads <= _EXACT:
-            codes = _exact(head, pool, size, wanted)
+        if head.m * head.n * head.heads <= _MOST_EXACT_CELLS:
+            codes = _exact_codes(head, pool, size, wanted)
         elif known is not None:
             codes = _from_pass(known, pool, size, head)
         else:
             # Not kept: the next one may be made of a pass.
-            return Picture(_sampled(head, pool, size), sampled=True)
+            return Picture(_sampled_codes(head, pool, size), sampled=True)
         self._kept.put(key, codes, codes.nbytes)
         return Picture(codes)
 
 
-def _cut(length: int, size: int) -> tuple[list[int], Array]:
+def _blocks_of_axis(length: int, size: int) -> tuple[list[int], Array]:
     """Cut an axis into at most `size` blocks: their edges, and the block of each pixel."""
     # Where there are more pixels than places, some blocks are empty: their pixels show the block that begins there.
     edges, block = np.unique(block_edges(range(length), size)[:-1], return_inverse=True)
     return [*edges.tolist(), length], block
 
 
-def _exact(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
+def _exact_codes(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
     """Return ``size × size`` codes of the whole matrix, computed from every cell."""
-    (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
+    (rows, high), (columns, wide) = _blocks_of_axis(head.m, size), _blocks_of_axis(head.n, size)
     table = head.pooled(range(head.m), range(head.n), (rows, columns), pool, wanted)
     return head.codes(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
 
 
 def _from_pass(known: Pass, pool: str, size: int, head: Head) -> Array:
     """Pool the blocks of a pass; each belongs to the pixel in which it begins."""
-    (rows, high), (columns, wide) = (_cut(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
+    (rows, high), (columns, wide) = (_blocks_of_axis(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
     cells = reduce_blocks(known.arrays["cells"], rows[:-1], columns[:-1], np.add, "i8")
     if pool == "max":
         values = largest_of_blocks(known.arrays["max"], rows[:-1], columns[:-1], "f4")
@@ -115,9 +115,9 @@ def _from_pass(known: Pass, pool: str, size: int, head: Head) -> Array:
     return head.codes(values, cells > 0)[high][:, wide].astype("<u2")
 
 
-def _sampled(head: Head, pool: str, size: int) -> Array:
+def _sampled_codes(head: Head, pool: str, size: int) -> Array:
     """Take the middle row of each pixel, whole, and pool its keys."""
-    (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
+    (rows, high), (columns, wide) = _blocks_of_axis(head.m, size), _blocks_of_axis(head.n, size)
     middle = (torch.tensor(rows[:-1]) + torch.tensor(rows[1:]) - 1) // 2
     table = head.sampled(middle, columns, pool)
     return head.codes(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")

@@ -18,7 +18,7 @@ TRACKS = (*ROW_TRACKS, *COLUMN_TRACKS)
 
 _BAND_CELLS = 1 << 27  # cells of a band: about a tenth of a second on two cores
 _BAND_ROWS = 2048
-_DENSE = 32  # how much longer a cell takes where the weights of several heads are written out
+_DENSE_COST = 32  # how much longer a cell takes where the weights of several heads are written out
 
 
 def levels_of(m: int, n: int) -> int:
@@ -123,16 +123,16 @@ class Pass:
         is_done = np.repeat(self.done, self.height >> BASE)[high]  # of each row of the pass's own blocks
         # Read before the numbers: a band that is done after this line is not in them.
         known = np.logical_and.reduceat(is_done, np.arange(0, len(is_done), factor)) if len(is_done) else is_done
-        weights, allowed = self._blocks(high, wide, factor, pool)
+        weights, allowed = self._pooled_blocks(high, wide, factor, pool)
         codes = encode(weights, allowed)
         codes[~known] = PENDING
         return pad(codes), float(known.mean()) if len(known) else 1.0
 
-    def _blocks(self, high: slice, wide: slice, factor: int, pool: str) -> tuple[Array, Array]:
+    def _pooled_blocks(self, high: slice, wide: slice, factor: int, pool: str) -> tuple[Array, Array]:
         """Return the pooled weights of blocks of `factor` blocks a side, and where any cell is allowed."""
         cells = summed(self.arrays["cells"][high, wide], factor, np.add, "i8")
         if pool == "max":
-            return _largest(self.arrays["max"][high, wide], factor), cells > 0
+            return _largest_of_blocks(self.arrays["max"][high, wide], factor), cells > 0
         return summed(self.arrays["sum"][high, wide], factor, np.add, "f8") / np.maximum(cells, 1), cells > 0
 
 
@@ -140,14 +140,14 @@ def band_height(n: int, heads: int = 1, *, dense: bool = False) -> int:
     """Return how many rows of n keys are computed at a time: a power of two, so that no block lies in two such bands.
 
     They have at most `_BAND_CELLS` cells of all heads together. `dense`: the weights of these heads are written out, so
-    that a cell takes `_DENSE` times as long.
+    that a cell takes `_DENSE_COST` times as long.
 
     Examples
     --------
     >>> band_height(100_000), band_height(1000), band_height(100_000, heads=12, dense=True)
     (1024, 2048, 32)
     """
-    cells = max(n, 1) * heads * (_DENSE if dense else 1)
+    cells = max(n, 1) * heads * (_DENSE_COST if dense else 1)
     rows = min(max(_BAND_CELLS // cells, 1 << BASE), _BAND_ROWS)
     return 1 << (rows.bit_length() - 1)
 
@@ -168,16 +168,16 @@ def summed(values: Array, factor: int, reduce: np.ufunc, dtype: str) -> Array:
     """Reduce blocks of ``factor × factor`` numbers to one each; those at the end may be smaller."""
     if factor == 1 or not values.size:
         return values.astype(dtype)
-    return reduce_blocks(values, *_starts(values, factor), reduce, dtype)
+    return reduce_blocks(values, *_block_starts(values, factor), reduce, dtype)
 
 
-def _largest(values: Array, factor: int) -> Array:
+def _largest_of_blocks(values: Array, factor: int) -> Array:
     """Return the number of largest size of each block of ``factor × factor``, float32."""
     if factor == 1 or not values.size:
         return values.astype("f4")
-    return largest_of_blocks(values, *_starts(values, factor), "f4")
+    return largest_of_blocks(values, *_block_starts(values, factor), "f4")
 
 
-def _starts(values: Array, factor: int) -> tuple[Array, Array]:
+def _block_starts(values: Array, factor: int) -> tuple[Array, Array]:
     rows, columns = (np.arange(0, size, factor) for size in values.shape)
     return rows, columns

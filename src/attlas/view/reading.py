@@ -29,7 +29,7 @@ ModelLoader = Callable[[], "tuple[Any, Any]"]
 _MOST_CHARACTERS = 200_000  # of a text, at most
 _MOST_TOKENS = 8192  # tokens that are read at most, of a model that could read more
 _MOST_NEW = 256  # tokens that are written at once, at most
-_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
+_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
 
 
 class _StoppedError(Exception):
@@ -37,7 +37,7 @@ class _StoppedError(Exception):
 
 
 @dataclass
-class _Progress:
+class _ReadingProgress:
     """How far the model is: the page asks for it repeatedly."""
 
     doing: str = ""  # "loading", "measuring", "reading" or "writing"; "" when it does nothing
@@ -47,7 +47,7 @@ class _Progress:
 
 
 @dataclass
-class _Text:
+class _ReadText:
     """The text that was read, its token ids, and the id of the likeliest next token where the model generates."""
 
     text: str = ""
@@ -97,8 +97,8 @@ class ReadingService:
         self._on_block: OnBlock | None = None  # what its heads do on random tokens; None before, and where it cannot
         self._known: KnownHeads | None = None  # what its heads are
         self._is_measured = False
-        self._progress = _Progress()
-        self._text = _Text(ids=_token_ids(service.source.atlas))
+        self._progress = _ReadingProgress()
+        self._text = _ReadText(ids=_token_ids(service.source.atlas))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -113,13 +113,13 @@ class ReadingService:
         """Answer one question, as `Service.answer` does; "reading" says how far the model is."""
         service = self._service
         if name == "reading":
-            return self._status(service)
+            return self._progress_answer(service)
         if parameters.get("v", service.source.key) != service.source.key:
             return refusal(409, "another text was read since; reload the page")
         answer = service.answer(name, parameters, wanted)
-        return self._status(service, answer) if name == "info" and answer.status == 200 else answer
+        return self._progress_answer(service, answer) if name == "info" and answer.status == 200 else answer
 
-    def _status(self, service: Service, info: Answer | None = None) -> Answer:
+    def _progress_answer(self, service: Service, info: Answer | None = None) -> Answer:
         """Return how far the model is, alone or added to the answer to "info"."""
         text = self._text
         facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _MOST_CHARACTERS}
@@ -145,9 +145,9 @@ class ReadingService:
         """
         if name != "read":
             return self._service.post(name, content)
-        return answered(lambda: self._start(content))
+        return answered(lambda: self._start_or_stop(content))
 
-    def _start(self, content: Any) -> Answer:
+    def _start_or_stop(self, content: Any) -> Answer:
         """Check a request, and start a thread that reads and generates, or stop it."""
         request = content if isinstance(content, dict) else {}
         if request.get("stop") is True:
@@ -166,8 +166,10 @@ class ReadingService:
             if self._thread is not None and self._thread.is_alive():
                 raise QuestionError(409, "the model is still reading; stop it first")
             self._stopped.clear()
-            self._progress = _Progress("loading" if self._loaded is None else "reading")
-            self._thread = threading.Thread(target=self._run, args=(text, more), name="attlas-read", daemon=True)
+            self._progress = _ReadingProgress("loading" if self._loaded is None else "reading")
+            self._thread = threading.Thread(
+                target=self._read_and_generate, args=(text, more), name="attlas-read", daemon=True
+            )
             self._thread.start()
         return json_answer({}, final=False)
 
@@ -183,19 +185,19 @@ class ReadingService:
 
     # ------------------------------------------------------------------------------------------- in the thread
 
-    def _run(self, text: str | None, more: int) -> None:
+    def _read_and_generate(self, text: str | None, more: int) -> None:
         """Read a text, if there is one, and generate tokens; the progress ends with the error, if any."""
         error = ""
         try:
             self._loaded = self._loaded or self._loader()
             if not self._is_measured:
-                self._measure()
+                self._measure_heads()
             if text is not None:
-                self._progress = _Progress("reading")
-                self._show(self._tokenized(text))
+                self._progress = _ReadingProgress("reading")
+                self._show_recording(self._tokenize(text))
             for done in range(more):
-                self._progress = _Progress("writing", done, more)
-                self._show([*self._text.ids, self._next_token()])
+                self._progress = _ReadingProgress("writing", done, more)
+                self._show_recording([*self._text.ids, self._next_token()])
         except _StoppedError:
             pass
         except QuestionError as refused:
@@ -203,13 +205,13 @@ class ReadingService:
         except Exception as failed:  # noqa: BLE001 - whatever a model raises is shown on the page
             error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
             error = f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
-        self._progress = _Progress(error=error)
+        self._progress = _ReadingProgress(error=error)
 
-    def _measure(self) -> None:
+    def _measure_heads(self) -> None:
         """Learn what the heads of the model are, once; this begins again if it is stopped."""
-        self._progress = _Progress("measuring")
+        self._progress = _ReadingProgress("measuring")
         model, _ = self._loaded
-        self._on_block = heads_on_block(model, self._forward)
+        self._on_block = heads_on_block(model, self._model_output)
         if self._on_block is not None:
             first = self._service.source
             name = Path(str(first.atlas.details.get("source") or first.title)).name
@@ -217,7 +219,7 @@ class ReadingService:
             self._known = (heads_of_text(first.atlas, name) if is_same else None) or self._on_block.known
         self._is_measured = True
 
-    def _tokenized(self, text: str) -> list[int]:
+    def _tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text; before it the beginning-of-text token, where a generating model has one."""
         model, tokenizer = self._loaded
         ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
@@ -243,32 +245,32 @@ class ReadingService:
         if not self._text.ids:
             raise QuestionError(400, "type a text first")
         if self._text.next_token is None:
-            self._text.next_token = _likeliest_token(self._forward(torch.tensor([self._text.ids])))
+            self._text.next_token = _likeliest_token(self._model_output(torch.tensor([self._text.ids])))
         next_token = self._text.next_token
         if next_token is None or next_token == getattr(tokenizer, "eos_token_id", None):
             raise QuestionError(400, f"{self._name} ends the text here")
         self._check_length(len(self._text.ids) + 1, "with the next one there are")
         return next_token
 
-    def _show(self, ids: list[int]) -> None:
+    def _show_recording(self, ids: list[int]) -> None:
         """Record the model on these tokens, and show that recording from now on."""
         model, tokenizer = self._loaded
         read = torch.tensor([ids], device=model.device)
         with record(model, tokens=tokenizer, values="norms") as atlas:
-            output = self._forward(read)
+            output = self._model_output(read)
         atlas.model = self._name
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
         service = Service(atlas, title=self._name, known=self._known)
-        if sum(math.prod(entry.shape) for entry in atlas.entries) <= _MEASURED:
+        if sum(math.prod(entry.shape) for entry in atlas.entries) <= _MOST_MEASURED:
             service.measure()  # the page shows the statistics with the text
         previous, self._service = self._service, service
-        self._text = _Text(written, ids, _likeliest_token(output) if model.can_generate() else None)
+        self._text = _ReadText(written, ids, _likeliest_token(output) if model.can_generate() else None)
         previous.close()
 
     @torch.no_grad()
-    def _forward(self, ids: Tensor) -> Any:
+    def _model_output(self, ids: Tensor) -> Any:
         """Return the output of the model for some ids, and count its layers as progress."""
         model, _ = self._loaded
         with self._counting_progress(model):
@@ -280,7 +282,7 @@ class ReadingService:
         parts = [module for module in model.modules() if not any(module.children())]
         if self._progress.doing != "writing":
             doing = "measuring" if self._progress.doing == "measuring" else "reading"
-            self._progress = _Progress(doing, 0, len(parts))
+            self._progress = _ReadingProgress(doing, 0, len(parts))
         progress = self._progress
 
         def ran(*_: Any) -> None:

@@ -11,7 +11,7 @@ from attlas.heads.patterns import NEAR
 # The measures of the text that are those on the random block, over the queries whose token occurred before.
 _ON_TEXT = {"induction": "induction_text", "duplicate": "duplicate_text"}
 # What is said of a head of a kind: what it does, and of which share of its weight; {0} is the share.
-_SENTENCES = {
+_SENTENCE_OF_KIND = {
     "induction": (
         "remembers what came next",
         "Show it random tokens, then the same tokens again: {0} of its attention goes to the token that followed the "
@@ -52,8 +52,8 @@ WORDS = {
         "measure": kind.measure,
         "threshold": kind.threshold,
         "definition": kind.definition,
-        "headline": _SENTENCES[kind.measure][0] if kind.measure else "follows no simple pattern",
-        "evidence": _SENTENCES[kind.measure][1]
+        "headline": _SENTENCE_OF_KIND[kind.measure][0] if kind.measure else "follows no simple pattern",
+        "evidence": _SENTENCE_OF_KIND[kind.measure][1]
         if kind.measure
         else "It picks by content: no other kind's threshold is reached.",
         "on_text": _ON_THIS_TEXT.get(kind.measure, ""),

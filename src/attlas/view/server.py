@@ -90,7 +90,7 @@ class Server:
 
         from attlas.view.app import HEADERS, application
 
-        self._socket = _listen(port)
+        self._socket = _listening_socket(port)
         self.port = int(self._socket.getsockname()[1])
         token = secrets.token_urlsafe(24)
         self.url = f"http://{HOST}:{self.port}/{token}/"
@@ -123,13 +123,13 @@ class Server:
     def run(self) -> None:
         """Serve in this thread until Ctrl-C, SIGTERM, the end of the terminal or `stop`; a server runs once."""
         try:
-            with self._signals():
+            with self._signals_stop_server():
                 self._http.run(sockets=[self._socket])
         finally:
             self._socket.close()
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals_stop_server(self) -> Iterator[None]:
         """Let signals stop the server, then restore their handlers: uvicorn itself would raise the signal once more."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -257,7 +257,7 @@ def serve(
         name, loaders = settings.get("title"), None if model is None else [lambda: model]
         service = CorpusService([shown], titles=name and [name], loaders=loaders)
     with contextlib.closing(service):
-        serve_until_stopped(service, port=port, browser=browser, announce=announce or _print, at=at)
+        serve_until_stopped(service, port=port, browser=browser, announce=announce or _print_address, at=at)
 
 
 def serve_until_stopped(
@@ -288,7 +288,7 @@ def serve_until_stopped(
     anchor = f"#{anchor}" if anchor else ""
     announce(f"{server.url}{anchor}")
     if browser and has_browser():
-        threading.Thread(target=_open, args=(f"{server.once()}{anchor}",), daemon=True).start()
+        threading.Thread(target=_open_in_browser, args=(f"{server.once()}{anchor}",), daemon=True).start()
     server.run()
 
 
@@ -298,7 +298,7 @@ def store_beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.view")
 
 
-def _print(url: str) -> None:
+def _print_address(url: str) -> None:
     """Print an address at once, also into a pipe."""
     sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
@@ -319,7 +319,7 @@ def has_browser() -> bool:
     return True
 
 
-def _open(url: str) -> None:
+def _open_in_browser(url: str) -> None:
     """Open an address in the user's browser; the address has been printed for where that fails."""
     with contextlib.suppress(webbrowser.Error, OSError):
         webbrowser.open(url)
@@ -339,7 +339,7 @@ def need_extra() -> None:
         import_extra(name, rule, install_command("view"))
 
 
-def _listen(port: int | None) -> socket.socket:
+def _listening_socket(port: int | None) -> socket.socket:
     """Return a socket that listens on a port of 127.0.0.1; without `port`, on the next free one."""
     if port is not None:
         if not 0 <= port <= 65_535:

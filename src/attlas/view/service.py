@@ -36,12 +36,12 @@ from attlas.view.store import Store
 from attlas.view.tokens import Text
 from attlas.view.worker import Worker
 
-# Each is answered by the method of this name with an underscore before it.
-_QUESTIONS = (
+# Each is answered by the method `_answer_` with this name.
+_QUESTION_NAMES = (
     "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
     "pooling", "heads", "focus", "status", "offline",
 )  # fmt: skip
-_POOLS = ("mean", "max")
+_POOL_NAMES = ("mean", "max")
 _DARK_FROM = 0.45  # a picture counts as dark where its colours lie above this on the colour bar (0 to 1) on average
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
 # The most of each in one answer.
@@ -50,7 +50,7 @@ _MOST_CELLS = 65_536
 _MOST_MATCHES = 1000
 _MOST_LARGEST = 100
 _PAGE_BYTES = 24 << 20  # bytes of pictures of a page that works offline, before compression
-_TINY = 1e-300  # instead of a sum of 0, by which weights are divided
+_TINY_SUM = 1e-300  # instead of a sum of 0, by which weights are divided
 _MOST_CHARACTERS = 1000  # of a text to search for
 
 
@@ -188,7 +188,7 @@ class Service:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the questions that `answer` knows."""
-        return _QUESTIONS
+        return _QUESTION_NAMES
 
     def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
         """Answer one question.
@@ -207,13 +207,13 @@ class Service:
         Answer
             With the reason and its status where the question is wrong or the computation fails: nothing is raised.
         """
-        if name not in _QUESTIONS:
+        if name not in _QUESTION_NAMES:
             return refusal(404, f"no such question: {name[:40]!a}")
         if self._worker.closed:
             return refusal(503, "the viewer was closed")
         if wanted is not None and not wanted():
             return refusal(499, "nobody waits for the answer")
-        question = getattr(self, f"_{name}")
+        question = getattr(self, f"_answer_{name}")
         # A page is packed beside the passes that it waits for; all other questions go before them.
         with contextlib.nullcontext() if name == "offline" else self._worker.question():
             return answered(lambda: question(Parameters(parameters), wanted))
@@ -226,19 +226,19 @@ class Service:
 
     # --------------------------------------------------------------------------------------------- what there is
 
-    def _info(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_info(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer what is shown, how the numbers of pictures are coded, and the bookmarks."""
         special = {"masked": codes.MASKED, "zero": codes.ZERO, "pending": codes.PENDING}
         weights = {"first": codes.FIRST, "last": codes.LAST, "log2_min": int(codes.LOG2_MIN), "log2_max": 0}
-        pictures = {"tile": TILE, "on_demand_level": ON_DEMAND, "tracks": TRACKS, "pools": _POOLS}
+        pictures = {"tile": TILE, "on_demand_level": ON_DEMAND, "tracks": TRACKS, "pools": _POOL_NAMES}
         low, high = map(int, codes.SIGNED_LOG2)  # of weights that are no shares
         signed = {"last_positive": codes.LAST_POSITIVE, "log2_min": low, "log2_max": high}
         pictures["codes"] = special | weights | {"signed": signed}
-        bookmarks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
+        bookmarks = {"bookmarks": self._stored_bookmarks(), "keeps": self._folder is not None}
         content = {"format": 1, **self._source.info, "folder": self._folder, **pictures, **bookmarks}
         return json_answer(content, final=False)  # bookmarks change
 
-    def _bookmarks(self) -> list[dict[str, str]]:
+    def _stored_bookmarks(self) -> list[dict[str, str]]:
         return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
 
     @public("view")
@@ -265,7 +265,7 @@ class Service:
             try:
                 if folder is not None:  # another viewer may have written the file; a page that reloads shows it
                     self._source.atlas.bookmarks = read_bookmarks(folder)
-                if sent.get("before") != self._bookmarks():
+                if sent.get("before") != self._stored_bookmarks():
                     return refusal(409, "the bookmarks were changed on another page; reload this one")
                 bookmarks = bookmarks_from(sent.get("bookmarks"))
                 if folder is not None:
@@ -275,27 +275,27 @@ class Service:
             except RecordingError as error:
                 return refusal(500, f"the bookmarks cannot be kept: {error.found}")
             self._source.atlas.bookmarks = bookmarks
-            return json_answer({"bookmarks": self._bookmarks()}, final=False)
+            return json_answer({"bookmarks": self._stored_bookmarks()}, final=False)
 
-    def _tokens(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_tokens(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with the tokens from `start` to `stop`."""
-        text = self._text(params)
+        text = self._text_of_question(params)
         span = params.span("start", "stop", self._source.length)
         if len(span) > _MOST_TOKENS:
             raise QuestionError(400, f"at most {_MOST_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
         return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
-    def _text(self, params: Parameters) -> Text:
+    def _text_of_question(self, params: Parameters) -> Text:
         """Return the text that a question names in its parameter `of`."""
         texts = self._source.texts or [Text([])]
         return texts[params.whole("of", 0, len(texts), default=0)]
 
-    def _offline(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_offline(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer a page that works offline, with the data of one head, or of two that are compared."""
-        places = [self._head(params)[0]]
+        places = [self._head_of_question(params)[0]]
         if params.has("second_entry"):
-            places.append(self._head(params, "second_")[0])
+            places.append(self._head_of_question(params, "second_")[0])
         pin, centre = (
             (params.whole(i, 0, 1 << 40), params.whole(j, 0, 1 << 40)) if params.has(i) else None
             for i, j in (("i", "j"), ("r", "c"))
@@ -315,7 +315,7 @@ class Service:
             limit=_PAGE_BYTES,
             batch=first.batch,
             variant=first.variant,
-            pool=params.word("pool", _POOLS, "max"),
+            pool=params.word("pool", _POOL_NAMES, "max"),
             pin=pin,
             centre=centre,
             report=report,
@@ -328,20 +328,20 @@ class Service:
         finally:
             self._packing_progress = 0.0
 
-    def _search(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_search(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with the places of a text among the tokens."""
         limit = params.whole("limit", 1, _MOST_MATCHES + 1, default=100)
-        matches, total = self._text(params).search(params.text("text", _MOST_CHARACTERS), limit)
+        matches, total = self._text_of_question(params).search(params.text("text", _MOST_CHARACTERS), limit)
         return json_answer({"matches": matches, "total": total})
 
-    def _heads(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_heads(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with the table of heads."""
         table = self._table.answer()
         return json_answer(table, progress=table["progress"])
 
-    def _pooling(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_pooling(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer which pooling suits the overview of a head: "max", or "mean" where a picture of maxima is dark."""
-        place, head = self._head(params)
+        place, head = self._head_of_question(params)
         if not self._source.entries[place.entry].are_shares:  # means of weights of both signs are near 0
             return json_answer({"pool": "max"})
         picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
@@ -350,16 +350,16 @@ class Service:
         dark = bool(log2.size) and float(np.clip(1 - log2 / lowest, 0, 1).mean()) > _DARK_FROM
         return json_answer({"pool": "mean" if dark else "max"})
 
-    def _focus(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_focus(self, params: Parameters, wanted: Wanted) -> Answer:
         """Let the passes of a head continue near the rows that the page shows."""
-        place, head = self._head(params)
+        place, head = self._head_of_question(params)
         # Checked, as a wrong question is answered by an error; rows are all that counts here.
         params.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         self._passes.move_to(place, (rows.start + rows.stop) / 2)
         return json_answer({}, final=False)
 
-    def _status(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_status(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer what is computed in the background, and how much memory and disk is used."""
         jobs = [
             {
@@ -376,25 +376,25 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------- pictures
 
-    def _tile(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_tile(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with one tile of the map of a head; `level` halves its resolution each time."""
-        place, head = self._head(params)
-        pool = params.word("pool", _POOLS, "mean")
+        place, head = self._head_of_question(params)
+        pool = params.word("pool", _POOL_NAMES, "mean")
         level = params.whole("level", 0, self._source.entries[place.entry].levels)
         size = TILE << level
         y = params.whole("y", 0, max(-(-head.m // size), 1))
         x = params.whole("x", 0, max(-(-head.n // size), 1))
         return self._picture_answer(self._pictures.tile(place, head, pool, level, y, x, wanted))
 
-    def _thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with a small picture of a whole head."""
-        place, head = self._head(params)
-        pool, size = params.word("pool", _POOLS, "mean"), params.whole("size", 16, TILE + 1, default=64)
+        place, head = self._head_of_question(params)
+        pool, size = params.word("pool", _POOL_NAMES, "mean"), params.whole("size", 16, TILE + 1, default=64)
         return self._picture_answer(self._pictures.thumbnail(place, head, pool, size, wanted))
 
-    def _track(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_track(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer one number for each row or column of a head, such as the entropy of rows."""
-        place, head = self._head(params)
+        place, head = self._head_of_question(params)
         name = params.word("name", TRACKS)
         if name in _PLAIN_TRACKS and not self._source.entries[place.entry].are_shares:
             raise QuestionError(409, f"{name} is defined for weights that are shares of a row")
@@ -408,28 +408,28 @@ class Service:
 
     # -------------------------------------------------------------------------------------------------- numbers
 
-    def _row(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_row(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with the weights of one query."""
-        _, head = self._head(params)
+        _, head = self._head_of_question(params)
         i = params.whole("i", 0, head.m)
         return _binary_answer(head.cells(range(i, i + 1), range(head.n), wanted))
 
-    def _column(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_column(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with the weights that one key gets."""
-        _, head = self._head(params)
+        _, head = self._head_of_question(params)
         return _binary_answer(_column_cells(head, params.whole("j", 0, head.n), wanted))
 
-    def _region(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_region(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with the weights of a window."""
-        _, head = self._head(params)
+        _, head = self._head_of_question(params)
         rows, columns = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         if len(rows) * len(columns) > _MOST_CELLS:
             raise QuestionError(400, f"a region has at most {_MOST_CELLS} cells: {len(rows) * len(columns)}")
         return _binary_answer(head.cells(rows, columns, wanted))
 
-    def _cell(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_cell(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer what is known of one cell; of value-weighted weights, also the plain weight, as "share"."""
-        place, head = self._head(params)
+        place, head = self._head_of_question(params)
         i, j = params.whole("i", 0, head.m), params.whole("j", 0, head.n)
         window = range(i, i + 1), range(head.n)  # the row of the cell
         shown, allowed = head.cells(*window, wanted)[0], head.allowed(*window)[0]
@@ -454,22 +454,22 @@ class Service:
             }
         )
 
-    def _pair(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_pair(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer the weight of each head from one query on some keys, and how much its row overlaps a row elsewhere."""
-        place, heads = self._head(params)
+        place, heads = self._head_of_question(params)
         rows = heads.rows(params.whole("i", 0, heads.m))
         keys = params.span("j0", "j1", heads.n)
         content: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
         if params.has("with_entry"):
-            other_place, other = self._head(params, "with_")
+            other_place, other = self._head_of_question(params, "with_")
             if (other.m, other.n) != (heads.m, heads.n):
                 raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
             if not all(self._source.entries[each.entry].are_shares for each in (place, other_place)):
                 return json_answer(content)  # what two rows have in common is defined for shares
             other_row = other.rows(params.whole("i", 0, other.m)).mean(axis=0)
             if place.variant in WEIGHTED:  # rows of plain weights sum to 1 already
-                rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), _TINY)
-                other_row = other_row / max(other_row.sum(), _TINY)
+                rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), _TINY_SUM)
+                other_row = other_row / max(other_row.sum(), _TINY_SUM)
             content["agreement"] = np.minimum(rows, other_row).sum(axis=1).tolist()
         return json_answer(content)
 
@@ -482,9 +482,9 @@ class Service:
             return None
         return finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
 
-    def _top(self, params: Parameters, wanted: Wanted) -> Answer:
+    def _answer_top(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer the cells of largest weight, by size, in a region of a head."""
-        place, head = self._head(params)
+        place, head = self._head_of_question(params)
         count = params.whole("k", 1, _MOST_LARGEST + 1, default=10)
         rows = params.span("r0", "r1", head.m) if params.has("r0", "r1") else range(head.m)
         columns = params.span("c0", "c1", head.n) if params.has("c0", "c1") else range(head.n)
@@ -492,7 +492,7 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------- parts
 
-    def _head(self, params: Parameters, prefix: str = "") -> tuple[Place, Head]:
+    def _head_of_question(self, params: Parameters, prefix: str = "") -> tuple[Place, Head]:
         """Return the head that a question names in its parameters `entry` and `head`, whose names have a prefix."""
         entry = params.whole(f"{prefix}entry", 0, len(self._source.entries))
         batches, heads, _, _ = self._source.entries[entry].entry.shape

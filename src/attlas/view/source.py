@@ -28,11 +28,11 @@ from attlas.view.images import ShownImages
 from attlas.view.pyramid import levels_of
 from attlas.view.tokens import Text, pieces_from
 
-_HEADS = 128 << 20  # bytes of log-sum-exp that are kept
-_PIECES = 64  # of a tensor, of which the key of its content is made,
-_PIECE = 1024  # and numbers of each
-_EXACT = 1 << 22  # cells up to which the largest weight is found among all of them,
-_ROWS = 16  # and otherwise in so many rows
+_LSE_BYTES = 128 << 20  # bytes of log-sum-exp that are kept
+_PIECES_OF_KEY = 64  # of a tensor, of which the key of its content is made,
+_NUMBERS_OF_PIECE = 1024  # and numbers of each
+_MOST_EXACT_CELLS = 1 << 22  # cells up to which the largest weight is found among all of them,
+_SAMPLED_ROWS = 16  # and otherwise in so many rows
 
 
 Variant: TypeAlias = Literal["plain", "nosink", "value", "output"]
@@ -108,14 +108,14 @@ class Shown:
         """Whether a weight may be negative; of statistics alone, whether one of them is."""
         if self.entry.matrix is not None:
             return self.entry.matrix.weights.are_signed
-        return any(bool((t < 0).any()) for t in self._recorded)
+        return any(bool((t < 0).any()) for t in self._recorded_weights)
 
     @cached_property
     def are_shares(self) -> bool:
         """Whether its weights are shares of their rows: from 0 to 1, with an entropy."""
         if self.entry.matrix is not None:
             return self.entry.matrix.weights.are_shares
-        return not self.are_signed and all(bool((t <= 1.001).all()) for t in self._recorded)
+        return not self.are_signed and all(bool((t <= 1.001).all()) for t in self._recorded_weights)
 
     @cached_property
     def largest(self) -> dict[str, float]:
@@ -129,17 +129,17 @@ class Shown:
             return {}
         matrix, (_, _, m, n) = self.entry.matrix, self.entry.shape
         if matrix is None or 0 in (m, n):
-            sizes = [t.abs().max() for t in self._recorded if t.numel()]
-        elif math.prod(self.entry.shape) <= _EXACT:
+            sizes = [t.abs().max() for t in self._recorded_weights if t.numel()]
+        elif math.prod(self.entry.shape) <= _MOST_EXACT_CELLS:
             sizes = [t.abs().max() for t in matrix.collect(Sizes())[0]]
         else:
-            rows = torch.linspace(0, m - 1, _ROWS).long().unique()
+            rows = torch.linspace(0, m - 1, _SAMPLED_ROWS).long().unique()
             sizes = [matrix.window(range(row, row + 1)).to_dense(limit=None).abs().max() for row in rows.tolist()]
         most = max((float(size) for size in sizes), default=0.0)
         return {"plain": most if math.isfinite(most) and most > 0 else 1.0}
 
     @cached_property
-    def _recorded(self) -> list[Tensor]:
+    def _recorded_weights(self) -> list[Tensor]:
         """The recorded weights of an entry without a matrix: a picture, and the largest of each query."""
         picture, top = (self.entry.statistics.get(name) for name in ("picture", "top_k"))
         found = [] if top is None else [top.values]
@@ -181,7 +181,7 @@ class Shown:
                 text = f"{problem.score!r} {'' if problem.mask is None else problem.mask.name()}"
             total.update(f"{text} {ids}".encode())
             for t in [*tensors, *self.norms.values()]:
-                _absorb(total, t)
+                _absorb_tensor(total, t)
         return total.hexdigest()
 
 
@@ -235,16 +235,16 @@ class Source:
         self.texts: list[Text] = []
         self.entries: list[Shown] = []
         self.images = ShownImages(shown)
-        self._add(shown, None if tokens is None else token_texts(list(tokens), None))
+        self._add_recording(shown, None if tokens is None else token_texts(list(tokens), None))
         if other is not None:
-            self._join(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title)
+            self._join_recording(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title)
         ends = [
             max(each.queries[1], each.first_key + each.shape[3]) for each in (shown.entry for shown in self.entries)
         ]
         self.length = max([*ends, *map(len, self.texts)], default=0)
-        self._heads: Cache[Head] = Cache(_HEADS)
+        self._heads: Cache[Head] = Cache(_LSE_BYTES)
 
-    def _add(self, atlas: Atlas, tokens: list[list[str]] | None = None, recording: str = "") -> None:
+    def _add_recording(self, atlas: Atlas, tokens: list[list[str]] | None = None, recording: str = "") -> None:
         """Add the entries of a recording and its texts; the user may have given `tokens` of each sequence instead."""
         named = atlas
         if tokens is not None:
@@ -252,9 +252,9 @@ class Source:
             named.texts, named.details = tokens, {**atlas.details, "token_bytes": None}
         known: dict[int, int] = {}  # numbers of the texts by the identity of their lists
         for sequence, text in enumerate(named.texts or ()):
-            known[id(text)] = self._number(Text(text, pieces_from(named.details.get("token_bytes"), sequence)))
+            known[id(text)] = self._number_of_text(Text(text, pieces_from(named.details.get("token_bytes"), sequence)))
         for text in named.encoder_texts or ():
-            known[id(text)] = self._number(Text(text))
+            known[id(text)] = self._number_of_text(Text(text))
         for entry in atlas.entries:
             sides = ([known[id(text)] for text in texts or ()] for texts in named.texts_of(entry))
             # The texts of the query and of the key of each sequence; None where there is no text.
@@ -262,7 +262,7 @@ class Source:
             grids = () if recording else tuple(self.images.of(entry))
             self.entries.append(Shown(entry, atlas, tuple((query, key) for query, key, _ in each), recording, grids))
 
-    def _number(self, text: Text) -> int:
+    def _number_of_text(self, text: Text) -> int:
         """Return the number of a text, which equal texts share."""
         for number, other in enumerate(self.texts):
             if (other.shown, other.joined) == (text.shown, text.joined):
@@ -270,16 +270,19 @@ class Source:
         self.texts.append(text)
         return len(self.texts) - 1
 
-    def _join(self, other: Atlas, title: str) -> None:
+    def _join_recording(self, other: Atlas, title: str) -> None:
         """Add the entries of another recording, which are compared with those of the first."""
         sizes = {shown.entry.shape[2:] for shown in self.entries}
         if not any(entry.shape[2:] in sizes for entry in other.entries):
             rule = "two recordings are compared cell by cell: both must have read as many tokens."
-            found = f"matrices of {_sizes(sizes)} and of {_sizes({entry.shape[2:] for entry in other.entries})}"
+            found = (
+                f"matrices of {_sizes_in_words(sizes)} and of "
+                f"{_sizes_in_words({entry.shape[2:] for entry in other.entries})}"
+            )
             raise ShapeError(rule, found, "attlas record --tokens N, with the same N for both", where="view")
         title = title or other.model or "other"
         title = f"{title} (2)" if title == self.title else title
-        self._add(other, recording=title)
+        self._add_recording(other, recording=title)
         self.title = f"{self.title} ↔ {title}"
 
     @cached_property
@@ -389,16 +392,16 @@ def _with_two_texts(A: AttentionMatrix, tokens: Any) -> tuple[Atlas, list[list[s
     return atlas, texts[0]
 
 
-def _sizes(sizes: Collection[tuple[int, ...]]) -> str:
+def _sizes_in_words(sizes: Collection[tuple[int, ...]]) -> str:
     return ", ".join(" × ".join(map(str, size)) for size in sorted(sizes)) or "nothing"
 
 
-def _absorb(total: Any, t: Tensor) -> None:
+def _absorb_tensor(total: Any, t: Tensor) -> None:
     """Let a checksum depend on dtype, shape and evenly spread pieces of a tensor."""
     total.update(f"{t.dtype} {tuple(t.shape)}".encode())
     if not t.numel():
         return
     rows = t.detach().reshape(-1, 1) if t.ndim < 2 else t.detach().flatten(0, -2)
-    count = max(_PIECE // rows.shape[-1], 1)
-    for place in torch.linspace(0, max(len(rows) - count, 0), _PIECES).long().unique().tolist():
+    count = max(_NUMBERS_OF_PIECE // rows.shape[-1], 1)
+    for place in torch.linspace(0, max(len(rows) - count, 0), _PIECES_OF_KEY).long().unique().tolist():
         total.update(rows[place : place + count].cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -26,12 +26,12 @@ from attlas.view.worker import Worker
 
 # Cells of all heads together, and of one, up to which numbers that were not recorded are computed: those that tell
 # the kinds of heads cost ten times as much as the others. Half a minute of one core, two seconds a step.
-_KINDS = 1 << 31, 1 << 27
-_PLAIN = 1 << 34, 1 << 31
+_MOST_CELLS_FOR_KINDS = 1 << 31, 1 << 27
+_MOST_CELLS_FOR_PLAIN = 1 << 34, 1 << 31
 
 
-_PATIENCE = 0.5  # seconds that an answer takes at most to look at recorded numbers
-_DESCRIBED = (
+_PATIENCE_SECONDS = 0.5  # seconds that an answer takes at most to look at recorded numbers
+_COLUMN_DESCRIPTIONS = (
     Column("entropy", "entropy", "nats", "Mean over the queries of the entropy of their weights."),
     Column("effective_keys", "effective keys", "keys", "Mean over the queries of (Σ w)² / Σ w²."),
     Column("max_weight", "largest weight", "", "Mean over the queries of their largest weight."),
@@ -54,14 +54,14 @@ _DESCRIBED = (
     ),
     Column("duplicate_text", "copies on the text", "", "Weight on earlier copies of the token itself."),
 )
-_COLUMNS = {column.name: column for column in _DESCRIBED}
-_MEASURES = (*(kind.measure for kind in PATTERNS), "distance", "induction_text", "duplicate_text")
+_COLUMNS_BY_NAME = {column.name: column for column in _COLUMN_DESCRIPTIONS}
+_MEASURE_NAMES = (*(kind.measure for kind in PATTERNS), "distance", "induction_text", "duplicate_text")
 # What the two columns "on the text" are made of: over all queries, where those are over the ones that have a copy.
-_RAW = ("agreement", "agreement_2")
-_UNKNOWN = "A statistic of the recording, mean over the queries."
+_RAW_COLUMNS = ("agreement", "agreement_2")
+_UNKNOWN_DESCRIPTION = "A statistic of the recording, mean over the queries."
 
 
-class _Measured(NamedTuple):
+class _MeasuredHeads(NamedTuple):
     """Columns of an entry, a number for each head; the measures of each head, where they are known."""
 
     columns: dict[str, list[float]]
@@ -85,21 +85,21 @@ class HeadTable:
         self._source, self._worker, self._known_heads = source, worker, known
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
         self._parts: list[tuple[Any, ...]] = []  # of the entry that is not complete, head by head
-        self._ready: dict[int, _Measured] = {}  # what entries show
-        self._missing = self._lacking()
+        self._ready: dict[int, _MeasuredHeads] = {}  # what entries show
+        self._missing = self._statistics_to_compute()
 
-    def _lacking(self) -> dict[int, list[Statistic]]:
+    def _statistics_to_compute(self) -> dict[int, list[Statistic]]:
         """Return what is to be computed: the statistics of each entry that lacks any of them, by the entry's number.
 
         Those that the entry has are among them. An entry whose matrix is gone, or too large to be read unnoticed
-        (`_wanted` decides by its cells and those of all entries), is left out.
+        (`_wanted_statistics` decides by its cells and those of all entries), is left out.
         """
         entries = self._source.entries
         all_cells = sum(math.prod(shown.entry.shape) for shown in entries if shown.entry.matrix is not None)
         lacking = {}
         for number, shown in enumerate(entries):
             entry = shown.entry
-            wanted = _wanted(shown.atlas, entry, all_cells) if entry.matrix is not None else []
+            wanted = _wanted_statistics(shown.atlas, entry, all_cells) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):
                 lacking[number] = wanted
         return lacking
@@ -109,7 +109,7 @@ class HeadTable:
 
         The most telling head is the strongest induction head, or without one the head that is most of its kind.
         """
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _PATIENCE_SECONDS
         if self._missing:
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
@@ -117,21 +117,27 @@ class HeadTable:
         known = 0
         telling: tuple[tuple[bool, float], int, int] | None = None
         for number, shown in enumerate(self._source.entries):
-            found = self._known(number, shown.entry, end)
+            found = self._known_measures(number, shown.entry, end)
             heads = shown.entry.shape[1]
             computed = len(self._parts) if number == next(iter(self._missing), None) else 0
             known += heads if found is not None else min(computed, heads - 1)  # a whole entry only with its columns
             values = {} if found is None else found.columns
             names |= dict.fromkeys(values)
             for head in range(heads):
-                known_head, told = self._describe(number, head)
+                known_head, told = self._kinds_and_record(number, head)
                 if known_head is not None and shown.entry.matrix is not None and not shown.recording:
                     candidate = known_head.prominence, number, head
                     telling = max(telling or candidate, candidate, key=lambda found: found[0])
                 numbers = {name: finite_or_none(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, **told, "values": numbers})
-        order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
-        columns = [_COLUMNS.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
+        order = [
+            *(name for name in _COLUMNS_BY_NAME if name in names),
+            *(name for name in names if name not in _COLUMNS_BY_NAME),
+        ]
+        columns = [
+            _COLUMNS_BY_NAME.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN_DESCRIPTION))._asdict()
+            for name in order
+        ]
         for row in rows:
             row["values"] = {name: row["values"].get(name) for name in order}
         return {
@@ -143,7 +149,7 @@ class HeadTable:
             "telling": None if telling is None else {"entry": telling[1], "head": telling[2]},
         }
 
-    def _describe(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
+    def _kinds_and_record(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
         """Return the kinds of a head, None where they are not known, and its record for the page."""
         shown, ready = self._source.entries[number], self._ready.get(number)
         # What was measured elsewhere is about the first recording, and not about the one that it is compared with.
@@ -161,30 +167,30 @@ class HeadTable:
         ranked = []
         for number, shown in enumerate(self._source.entries):
             for head in range(shown.entry.shape[1]):
-                known_head, _ = self._describe(number, head)
+                known_head, _ = self._kinds_and_record(number, head)
                 ranked.append(((False, -math.inf) if known_head is None else known_head.prominence, number, head))
         return [(number, head) for _, number, head in sorted(ranked, key=lambda found: found[0], reverse=True)]
 
-    def _known(self, number: int, entry: Entry, end: float) -> _Measured | None:
+    def _known_measures(self, number: int, entry: Entry, end: float) -> _MeasuredHeads | None:
         """Return the measures of an entry; None while they are computed, or where `time.monotonic()` is past `end`."""
         if number not in self._ready:
             if number in self._missing or time.monotonic() > end:
                 return None
-            self._ready[number] = self._look(number, entry, self._source.entries[number].atlas)
+            self._ready[number] = self._look_at_entry(number, entry, self._source.entries[number].atlas)
         return self._ready[number]
 
-    def _look(self, number: int, entry: Entry, atlas: Atlas) -> _Measured:
+    def _look_at_entry(self, number: int, entry: Entry, atlas: Atlas) -> _MeasuredHeads:
         """Return the columns and the measures of an entry's heads, from statistics that were recorded or computed."""
         entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
         measured = measure_entry(atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
-            return _Measured(columns, ())
-        columns = {name: numbers for name, numbers in columns.items() if name not in _RAW}
+            return _MeasuredHeads(columns, ())
+        columns = {name: numbers for name, numbers in columns.items() if name not in _RAW_COLUMNS}
         measure_block = isinstance(atlas.details.get("block"), dict)
-        names = [name for name in _MEASURES if measure_block or name not in BLOCK_MEASURES]
+        names = [name for name in _MEASURE_NAMES if measure_block or name not in BLOCK_MEASURES]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
-        return _Measured(columns, measured)
+        return _MeasuredHeads(columns, measured)
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""
@@ -199,27 +205,31 @@ class HeadTable:
             except (RuntimeError, ValueError, MemoryError):
                 parts.extend([()] * (entry.shape[1] - head))
         if len(parts) == entry.shape[1]:
-            whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined, *parts), strict=True))
+            whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined_results, *parts), strict=True))
             self._found[number], self._parts = whole, []
             del self._missing[number]  # after the numbers: other threads look here
         return bool(self._missing)
 
 
-def _wanted(atlas: Atlas, entry: Entry, all_cells: int) -> list[Statistic]:
+def _wanted_statistics(atlas: Atlas, entry: Entry, all_cells: int) -> list[Statistic]:
     """Return the statistics that tell the kinds of the heads of an entry, or the plain ones, or none.
 
     The fewer cells the matrix of the entry has, and those of all entries together, the more statistics are wanted.
     """
     batch, _, m, n = entry.shape
     if entry.matrix is not None and not entry.matrix.weights.are_shares:  # such rows have no entropy, and no kinds
-        return [stats.MaxWeight(), stats.RowMass()] if all_cells <= _PLAIN[0] and batch * m * n <= _PLAIN[1] else []
+        return (
+            [stats.MaxWeight(), stats.RowMass()]
+            if all_cells <= _MOST_CELLS_FOR_PLAIN[0] and batch * m * n <= _MOST_CELLS_FOR_PLAIN[1]
+            else []
+        )
     cells, ids = batch * m * n, text_ids(atlas, entry)
-    if ids is not None and all_cells <= _KINDS[0] and cells <= _KINDS[1]:
+    if ids is not None and all_cells <= _MOST_CELLS_FOR_KINDS[0] and cells <= _MOST_CELLS_FOR_KINDS[1]:
         return [*text_statistics(ids), stats.MaxWeight(), stats.ColumnMass()]
-    if all_cells > _PLAIN[0] or cells > _PLAIN[1]:
+    if all_cells > _MOST_CELLS_FOR_PLAIN[0] or cells > _MOST_CELLS_FOR_PLAIN[1]:
         return []
     return [stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.ColumnMass()]
 
 
-def _joined(*parts: Tensor) -> Tensor:
+def _joined_results(*parts: Tensor) -> Tensor:
     return torch.cat([part.cpu() for part in parts], dim=1)

@@ -19,9 +19,9 @@ from attlas.view.codes import Array
 
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 
-_FACTS = "pass.json"
-_PIECE = 1 << 20
-_PARTIAL = ".partial-"
+_FACTS_FILE = "pass.json"
+_PIECE_BYTES = 1 << 20
+_PARTIAL_PREFIX = ".partial-"
 
 
 class Store:
@@ -48,7 +48,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._checked: set[str] = set()
-        found = None if folder is None else _writable(Path(folder).absolute())
+        found = None if folder is None else _writable_folder(Path(folder).absolute())
         self.stays = found is not None
         self.folder = Path(tempfile.mkdtemp(prefix="attlas-view-")) if found is None else found
         if found is None:  # also where nobody closes it
@@ -58,18 +58,20 @@ class Store:
         """Return the arrays of a pass, mapped and read-only; None where there is none that is whole."""
         folder = self.folder / name
         try:
-            found = json.loads((folder / _FACTS).read_bytes())
+            found = json.loads((folder / _FACTS_FILE).read_bytes())
             checksums = found.pop("checksums")
             if found != dict(facts):
                 return None
-            if name not in self._checked and any(checksums[key] != _checksum(_file(folder, key)) for key in layout):
+            if name not in self._checked and any(
+                checksums[key] != _checksum_of_file(_file_of_key(folder, key)) for key in layout
+            ):
                 return None
             arrays: dict[str, Array] = {}
             for key, (shape, dtype) in layout.items():
                 if 0 in shape:
                     arrays[key] = np.zeros(shape, dtype)
                     continue
-                arrays[key] = np.load(_file(folder, key), mmap_mode="r", allow_pickle=False)
+                arrays[key] = np.load(_file_of_key(folder, key), mmap_mode="r", allow_pickle=False)
                 if arrays[key].shape != shape or arrays[key].dtype != np.dtype(dtype):
                     return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -111,9 +113,9 @@ class Draft:
         self._store, self._name, self._facts = store, name, dict(facts)
         self._folder: Path | None = None
         try:
-            self._folder = store.folder / f"{_PARTIAL}{name}-{os.urandom(8).hex()}"
+            self._folder = store.folder / f"{_PARTIAL_PREFIX}{name}-{os.urandom(8).hex()}"
             self._folder.mkdir()
-            self.arrays = {key: _mapped(_file(self._folder, key), *kind) for key, kind in layout.items()}
+            self.arrays = {key: _mapped_array(_file_of_key(self._folder, key), *kind) for key, kind in layout.items()}
         except OSError:
             self.discard()
             self.arrays = {key: np.zeros(shape, dtype) for key, (shape, dtype) in layout.items()}
@@ -126,14 +128,16 @@ class Draft:
             for array in self.arrays.values():
                 if isinstance(array, np.memmap):
                     array.flush()
-            checksums = {key: _checksum(_file(self._folder, key)) for key in self.arrays}
-            (self._folder / _FACTS).write_text(json.dumps({**self._facts, "checksums": checksums}), encoding="utf-8")
-            self._rename(self._folder)
+            checksums = {key: _checksum_of_file(_file_of_key(self._folder, key)) for key in self.arrays}
+            (self._folder / _FACTS_FILE).write_text(
+                json.dumps({**self._facts, "checksums": checksums}), encoding="utf-8"
+            )
+            self._rename_folder(self._folder)
         except OSError:
             self.discard()  # what is mapped stays until it is let go
         self._folder = None
 
-    def _rename(self, folder: Path) -> None:
+    def _rename_folder(self, folder: Path) -> None:
         """Give the finished folder its name, in place of another that is there."""
         target = self._store.folder / self._name
         if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -149,7 +153,7 @@ class Draft:
             self._folder = None
 
 
-def _writable(folder: Path) -> Path | None:
+def _writable_folder(folder: Path) -> Path | None:
     """Return a folder that can be written, made where it is missing; None where that cannot be."""
     try:
         folder.mkdir(exist_ok=True)
@@ -160,11 +164,11 @@ def _writable(folder: Path) -> Path | None:
     return folder
 
 
-def _file(folder: Path, key: str) -> Path:
+def _file_of_key(folder: Path, key: str) -> Path:
     return folder / f"{key}.npy"
 
 
-def _mapped(file: Path, shape: tuple[int, ...], dtype: str) -> Array:
+def _mapped_array(file: Path, shape: tuple[int, ...], dtype: str) -> Array:
     """Return a new array of zeros that lives in a file, whose room on the disk is taken now."""
     if 0 in shape:
         np.save(file, np.zeros(shape, dtype))
@@ -176,10 +180,10 @@ def _mapped(file: Path, shape: tuple[int, ...], dtype: str) -> Array:
     return array
 
 
-def _checksum(file: Path) -> int:
+def _checksum_of_file(file: Path) -> int:
     """Return the CRC-32 of a file."""
     total = 0
     with file.open("rb") as opened:
-        while piece := opened.read(_PIECE):
+        while piece := opened.read(_PIECE_BYTES):
             total = zlib.crc32(piece, total)
     return total

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from attlas.foundation.compat import cached_property
 
-_UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
-_STRAY = re.compile("[\udc80-\udcff]+")  # bytes that are no character, as "surrogateescape" decodes them
-_HEX = re.compile(r"([0-9a-f]{2}){1,64}")
+_UNKNOWN_PART = "⟨…⟩"  # a part of a character whose bytes were not recorded
+_STRAY_BYTES = re.compile("[\udc80-\udcff]+")  # bytes that are no character, as "surrogateescape" decodes them
+_HEX_DIGITS = re.compile(r"([0-9a-f]{2}){1,64}")
 
 
 class Joined(NamedTuple):
@@ -50,11 +50,11 @@ class Text:
         units: list[Joined] = []
         start = 0
         while start < len(tokens):
-            stop, whole = _unit(tokens, start, pieces or {})
+            stop, whole = _unit_of_tokens(tokens, start, pieces or {})
             units.append(Joined(start, stop, whole))
             if stop - start > 1 or start in (pieces or {}):
                 self.joined.append(units[-1])
-                self.shown[start:stop] = _shown(tokens, start, stop, pieces or {})
+                self.shown[start:stop] = _shown_texts(tokens, start, stop, pieces or {})
             start = stop
         self._units = units
 
@@ -108,11 +108,11 @@ def pieces_from(recorded: object, sequence: int = 0) -> dict[int, bytes]:
     return {
         int(place): bytes.fromhex(digits)
         for place, digits in recorded.items()
-        if isinstance(place, str) and place.isdecimal() and isinstance(digits, str) and _HEX.fullmatch(digits)
+        if isinstance(place, str) and place.isdecimal() and isinstance(digits, str) and _HEX_DIGITS.fullmatch(digits)
     }
 
 
-def _unit(tokens: Sequence[str], start: int, pieces: Mapping[int, bytes]) -> tuple[int, str]:
+def _unit_of_tokens(tokens: Sequence[str], start: int, pieces: Mapping[int, bytes]) -> tuple[int, str]:
     """Return the end of the tokens that belong together with the one at `start`, and their text."""
     if start in pieces:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -132,14 +132,14 @@ def _unit(tokens: Sequence[str], start: int, pieces: Mapping[int, bytes]) -> tup
     return start + 1, tokens[start]
 
 
-def _shown(tokens: Sequence[str], start: int, stop: int, pieces: Mapping[int, bytes]) -> list[str]:
+def _shown_texts(tokens: Sequence[str], start: int, stop: int, pieces: Mapping[int, bytes]) -> list[str]:
     """Return the shown text of each token of a group: characters that lie in it whole, and the bytes of others."""
     if start not in pieces:
-        return [_UNKNOWN] * (stop - start)
-    return [_readable(pieces[place]) for place in range(start, stop)]
+        return [_UNKNOWN_PART] * (stop - start)
+    return [_readable_bytes(pieces[place]) for place in range(start, stop)]
 
 
-def _readable(piece: bytes) -> str:
+def _readable_bytes(piece: bytes) -> str:
     r"""Return bytes as text, with those that are no character of their own in brackets.
 
     Examples
@@ -147,7 +147,7 @@ def _readable(piece: bytes) -> str:
     >>> _readable(b"\x97\xa5b")
     '⟨97 A5⟩b'
     """
-    return _STRAY.sub(
+    return _STRAY_BYTES.sub(
         lambda stray: f"⟨{stray[0].encode('utf-8', 'surrogateescape').hex(' ').upper()}⟩",
         piece.decode("utf-8", "surrogateescape"),
     )

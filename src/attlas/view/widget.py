@@ -16,7 +16,7 @@ import traitlets
 from attlas.view import bundle
 from attlas.view.service import Answer, Service
 
-_WORKERS = 2  # the kernel keeps its processors
+_WORKER_COUNT = 2  # the kernel keeps its processors
 _LOWEST, _HIGHEST = 240, 4000
 _IDS, _NAMES, _FIELDS = 200, 40, 32  # longer than any that the page sends
 
@@ -70,11 +70,11 @@ class Viewer(anywidget.AnyWidget):
         self._wanted: dict[str, threading.Event] = {}  # questions by their ids, with what takes them back
         self._lock = threading.Lock()
         self._ended = False
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="attlas-view")
+        self._pool = ThreadPoolExecutor(_WORKER_COUNT, thread_name_prefix="attlas-view")
         still_class = f"attlas-still-{secrets.token_hex(8)}" if still else ""
         height = min(_HIGHEST, max(_LOWEST, height))
         super().__init__(height=height, initial=dict(state or {}), still_class=still_class)
-        self.on_msg(self._hear)
+        self.on_msg(self._take_message)
         if self.comm is not None:
             self.comm.on_close(lambda _: self.close())
 
@@ -107,7 +107,7 @@ class Viewer(anywidget.AnyWidget):
             bundle[0]["text/html"] = self._still
         return bundle
 
-    def _hear(self, _: object, content: Any, buffers: Sequence[Any]) -> None:
+    def _take_message(self, _: object, content: Any, buffers: Sequence[Any]) -> None:
         """Take a message of the page."""
         if not isinstance(content, dict) or not isinstance(name := content.get("id"), str) or len(name) > _IDS:
             return
@@ -118,9 +118,9 @@ class Viewer(anywidget.AnyWidget):
                 # An event: what computes the answer looks at it, and stops.
                 taken_back.set()
         elif content.get("type") == "get":
-            self._ask(name, content.get("name"), content.get("params"))
+            self._answer_in_thread(name, content.get("name"), content.get("params"))
 
-    def _ask(self, name: str, question: object, params: object) -> None:
+    def _answer_in_thread(self, name: str, question: object, params: object) -> None:
         """Have a question answered on another thread."""
         if not _is_question(question, params):
             self._send_answer(name, Answer("json", b'{"error": "the message is no question"}', final=False, status=400))
@@ -130,9 +130,9 @@ class Viewer(anywidget.AnyWidget):
             if self._ended or name in self._wanted:
                 return
             self._wanted[name] = taken_back
-            self._pool.submit(self._work, name, question, params, taken_back)
+            self._pool.submit(self._answer_unless_taken_back, name, question, params, taken_back)
 
-    def _work(self, name: str, question: Any, params: Any, taken_back: threading.Event) -> None:
+    def _answer_unless_taken_back(self, name: str, question: Any, params: Any, taken_back: threading.Event) -> None:
         """Answer a question, unless it was taken back before or meanwhile."""
         if taken_back.is_set():
             return

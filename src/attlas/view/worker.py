@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-_PATIENCE = 0.25  # seconds that a step waits at most while questions are being answered
-_QUEUE = 16  # jobs that wait; those that nobody has asked for longest are given up
+_PATIENCE_SECONDS = 0.25  # seconds that a step waits at most while questions are being answered
+_MOST_WAITING_JOBS = 16  # jobs that wait; those that nobody has asked for longest are given up
 
 
 class Job(Protocol):
@@ -43,10 +43,10 @@ class Worker:
             old = self._jobs.pop(key, None)
             job = job if old is None else old
             self._jobs = {**self._jobs, key: job} if urgent else {key: job, **self._jobs}
-            for idle in list(self._jobs)[: max(len(self._jobs) - _QUEUE, 0)]:
+            for idle in list(self._jobs)[: max(len(self._jobs) - _MOST_WAITING_JOBS, 0)]:
                 del self._jobs[idle]
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="attlas-view", daemon=True)
+                self._thread = threading.Thread(target=self._run_jobs, name="attlas-view", daemon=True)
                 self._thread.start()
             self._change.notify_all()
 
@@ -82,12 +82,12 @@ class Worker:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run_jobs(self) -> None:
         """Do the most urgent job step by step until the worker is closed; let it wait while questions are answered."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._closed or self._jobs)
-                end = time.monotonic() + _PATIENCE
+                end = time.monotonic() + _PATIENCE_SECONDS
                 while self._questions and not self._closed and time.monotonic() < end:
                     self._change.wait(end - time.monotonic())
                 if self._closed:
