@@ -105,9 +105,9 @@ def test_an_example_names_no_earlier_copy_where_there_is_none() -> None:
     top = SimpleNamespace(values=values, indices=torch.tensor([1, 2, 0, 3]).expand(1, 1, 4, 4))
     entry = SimpleNamespace(statistics={"top_k": top}, heads=(5,))
     head = SimpleNamespace(head=5)
-    text = demo._example(tokens, ids, entry, head, 3)
+    text = demo._example_sentence(tokens, ids, entry, head, 3)
     assert text == r'After "a ba\n" it attends to " b" (70 %), "a" (26 %).'
-    assert demo._example(tokens, torch.tensor([2, 2, 2, 2]), entry, head, 3).endswith(
+    assert demo._example_sentence(tokens, torch.tensor([2, 2, 2, 2]), entry, head, 3).endswith(
         r'" b" (70 %), "a" (26 %), each after an earlier "\n".'
     )
 

@@ -24,7 +24,7 @@ SMALL = ["doctor", "--device", "cpu", "--tokens", "64", "--heads", "2", "--size"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(trust, "_faults_of_process", {})
-    monkeypatch.setattr(doctor_cases, "_ROUNDS", 2)
+    monkeypatch.setattr(doctor_cases, "_TIMED_ROUNDS", 2)
     yield tmp_path / "attlas"
     trust._table_of.cache_clear()
 
@@ -77,7 +77,7 @@ def test_what_is_printed(said: Run, few: None) -> None:
 
 
 def test_wrong_kernels_and_errors_are_told(said: Run, few: None, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    results = doctor_cases._results
+    results = doctor_cases._tensors_of_operation
 
     def wrong(operation: str, given: Any, own: Any, plan: attlas.Plan) -> Any:
         if plan.backend == "sdpa" and operation == "gradients":
@@ -88,7 +88,7 @@ def test_wrong_kernels_and_errors_are_told(said: Run, few: None, monkeypatch: py
     def rows(q: Any, k: Any, v: Any) -> Iterator[Any]:
         yield [("SDPA", lambda: q @ k.mT, None, "output"), ("broken", lambda: q @ k, None, "output")]
 
-    monkeypatch.setattr(doctor_cases, "_results", wrong)
+    monkeypatch.setattr(doctor_cases, "_tensors_of_operation", wrong)
     monkeypatch.setattr(doctor_cases, "rows", rows)
     folder.touch()
     trust.forget(torch.device("cpu"))
@@ -148,8 +148,8 @@ def test_waits_are_those_that_torch_warns_of(monkeypatch: pytest.MonkeyPatch) ->
     def broken() -> None:
         raise RuntimeError("no\nmore")
 
-    assert doctor_cases._counted(waits) == 2
-    assert doctor_cases._counted(broken) == "RuntimeError: no"
+    assert doctor_cases._count_of_waits(waits) == 2
+    assert doctor_cases._count_of_waits(broken) == "RuntimeError: no"
     assert modes == ["default", "warn", "default"]
     assert doctor_cases.waits(torch.device("cpu")) is None
 

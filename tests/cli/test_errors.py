@@ -143,7 +143,7 @@ def test_a_step_that_is_done_may_leave_no_line(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("quiet", "lines"), [(0.0, ["  reading  1/2", "  reading  0"]), (1e9, ["  reading  0"])])
 def test_a_log_hears_of_long_work(quiet: float, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.cli.terminal._QUIET", quiet)
+    monkeypatch.setattr("attlas.cli.terminal._QUIET_SECONDS", quiet)
     err = io.StringIO()
     with Terminal(io.StringIO(), err).step("reading", 2) as tick:
         tick()

@@ -36,4 +36,4 @@ def texts() -> list[list[int]]:
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for no disk: a process that is killed loses nothing that the system has, a machine would."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(store, "_SYNCHRONOUS", "OFF")
+    monkeypatch.setattr(store, "_SYNCHRONOUS_MODE", "OFF")

@@ -11,7 +11,7 @@ from tests.pages import data_of
 
 import attlas
 from attlas.cli import main
-from attlas.cli.corpus import _Estimate
+from attlas.cli.corpus import _TimeEstimate
 from attlas.cli.terminal import Terminal
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_read_leaves_no_folder(words: Path, tmp_path: Path, capsy
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.cli.corpus._UNSEEN", ("this", "_sitebuiltins"))  # short ones
+    monkeypatch.setattr("attlas.cli.corpus._HELD_OUT_MODULES", ("this", "_sitebuiltins"))  # short ones
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert main(["demo", "--tokens", "64", "--out", str(tmp_path)]) == 0
@@ -77,7 +77,7 @@ def test_the_demo_says_once_how_long_it_still_takes(monkeypatch: pytest.MonkeyPa
     times = iter([100.0, 102.0, 104.0, 200.0])
     monkeypatch.setattr("attlas.cli.corpus.time.monotonic", lambda: next(times))
     out = io.StringIO()
-    estimate = _Estimate(64, 1000, Terminal(out))
+    estimate = _TimeEstimate(64, 1000, Terminal(out))
     for texts, tokens in ((1, 500), (3, 1500), (4, 2500), (5, 3500)):
         estimate(texts, tokens)
     assert out.getvalue() == "  The model now reads 64 more texts, which takes about 2 min more.\n"

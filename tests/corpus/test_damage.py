@@ -34,7 +34,7 @@ def made(model: torch.nn.Module, texts: Texts, tmp_path_factory: pytest.TempPath
     source = folder / "in"
     source.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_SYNCHRONOUS", "OFF")
+        patch.setattr(store, "_SYNCHRONOUS_MODE", "OFF")
         for number, ids in enumerate([*texts[:7], [1, 99]]):
             np.save(source / f"{number:02d}.npy", np.array(ids))
         attlas.corpus(model, source, folder / "extended", **OPTIONS)
@@ -249,8 +249,8 @@ def test_large_samples_and_sums_are_divided(
     model: torch.nn.Module, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries of a few bytes, and largest keys that do not wait for a commit."""
-    monkeypatch.setattr(store, "_CHUNK", 5000)
-    monkeypatch.setattr(journal, "_HELD", 100)
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 5000)
+    monkeypatch.setattr(journal, "_MOST_HELD_BYTES", 100)
     assert attlas.corpus(model, made / "in", tmp_path / "corpus", rank=0, world=2, **OPTIONS) is None
     assert attlas.load(tmp_path / "corpus").samples(0, 0)
     assert attlas.corpus(model, made / "in", tmp_path / "corpus", **OPTIONS) is not None
@@ -334,15 +334,15 @@ def test_files_that_vanish_while_a_corpus_is_opened(
     model: torch.nn.Module, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process finishes the corpus between the look at its state and the look at its files."""
-    folder, opened = tmp_path / "corpus", corpus_folder._open
+    folder, opened = tmp_path / "corpus", corpus_folder._open_corpus
     shutil.copytree(made / "unfinished", folder)
 
     def finished_meanwhile(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(corpus_folder, "_open", opened)
+        monkeypatch.setattr(corpus_folder, "_open_corpus", opened)
         assert attlas.corpus(model, made / "in", folder, **OPTIONS) is not None
         raise FileNotFoundError(2, "No such file", "parts/0000.sqlite")
 
-    monkeypatch.setattr(corpus_folder, "_open", finished_meanwhile)
+    monkeypatch.setattr(corpus_folder, "_open_corpus", finished_meanwhile)
     assert attlas.load(folder).config["complete"]
 
 

@@ -149,7 +149,7 @@ def made(model: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("made")
     source = fill(folder / "in", short(70))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_SYNCHRONOUS", "OFF")
+        patch.setattr(store, "_SYNCHRONOUS_MODE", "OFF")
         attlas.corpus(model, source, folder / "finished", samples=3)
         attlas.corpus(model, source, folder / "unfinished", samples=3, world=2, rank=0)
     return folder

@@ -15,7 +15,7 @@ from attlas import models
 from attlas.corpus import sketch
 from attlas.corpus.headvis import METRICS, export_headvis
 from attlas.corpus.sampling import Samples, hash_of
-from attlas.corpus.tables import _intervals
+from attlas.corpus.tables import _intervals_of_texts
 
 TOKENS = 192
 
@@ -109,7 +109,7 @@ def test_intervals_divide_every_head(name: str) -> None:
     for text, activation in enumerate(activations):
         samples.add(text, int(draw.integers(1 << 62)), np.array([activation]))
     sampled = samples.of_head(0)
-    found = np.array(_intervals(counts, [(activation, largest) for *_, activation, largest in sampled]))
+    found = np.array(_intervals_of_texts(counts, [(activation, largest) for *_, activation, largest in sampled]))
     assert (np.diff(found) <= 0).all(), "the largest first"
     largest = np.array([is_largest for *_, is_largest in sampled])
     assert (found[largest] == 5).all() or name == "few"

@@ -243,9 +243,9 @@ def test_few_cells_at_once_give_the_same(mask: attlas.Mask, monkeypatch: pytest.
     A = attlas.attend(q, k, mask=mask)
     found = measure_layer(A, ids)[0]
     for sizes, cells, rows in ((4,), 64, 1), ((8, 16), 64, 3), ((2, 32), 4096, 16), ((64,), 1 << 20, 16):
-        monkeypatch.setattr(repeats, "_SIZES", sizes)
-        monkeypatch.setattr(repeats, "_CELLS", cells)
-        monkeypatch.setattr(repeats, "_ROWS", rows)
+        monkeypatch.setattr(repeats, "_BLOCK_SIZES", sizes)
+        monkeypatch.setattr(repeats, "_CELLS_AT_ONCE", cells)
+        monkeypatch.setattr(repeats, "_LEAST_ROWS_AT_ONCE", rows)
         again = measure_layer(A, ids)[0]
         np.testing.assert_allclose(again.sums, found.sums, atol=1e-12)
         np.testing.assert_array_equal(again.counts, found.counts)

@@ -90,7 +90,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_FEW_PAIRS", 0)
     monkeypatch.setattr(choose, "_SECONDS_PER_TOKEN", 0.0)
     monkeypatch.setattr(choose, "_SECONDS_PER_GROUP", 0.0)
-    monkeypatch.setattr(choose, "_WORTHWHILE", 2.0)
+    monkeypatch.setattr(choose, "_WORTHWHILE_SHARE", 2.0)
 
 
 @pytest.mark.usefixtures("always")

@@ -104,7 +104,7 @@ def test_short_texts_name_nothing_that_chance_reaches(tmp_path, capsys) -> None:
     assert main(["stats", str(tmp_path / "run.atlas")]) == 0
     said = capsys.readouterr().out
     assert said.count("too short a text (11 tokens) to name heads local, broad") == 1
-    rows = stats._rows(stats.open_atlas(tmp_path / "run.atlas", Terminal()))
+    rows = stats._records_of_heads(stats.open_atlas(tmp_path / "run.atlas", Terminal()))
     assert [row["what"] for row in rows] == ["previous token", "mixed"]
 
 

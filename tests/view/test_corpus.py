@@ -223,7 +223,9 @@ def test_an_unfinished_corpus_says_so(
     assert attlas.corpus(model, [[1, 2, 3], [4, 5, 6]], tmp_path / "run", rank=0, world=2) is None
     counts = ask(CorpusService([attlas.load(tmp_path / "run")]), "info")["corpora"][0]["counts"]
     assert counts["complete"] is False
-    monkeypatch.setattr(cli_view, "_serve", lambda service, lines, terminal, _: terminal.say("\n".join(lines)))
+    monkeypatch.setattr(
+        cli_view, "_serve_until_stopped", lambda service, lines, terminal, _: terminal.say("\n".join(lines))
+    )
     assert main(["view", str(tmp_path / "run")]) == 0
     assert "3 tokens in 1 texts\nnot finished: attlas corpus with the same arguments goes on" in capsys.readouterr().out
     assert main(["corpus", str(tmp_path / "run"), "--export", "headvis", str(tmp_path / "tree")]) == 0

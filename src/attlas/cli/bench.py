@@ -20,7 +20,7 @@ from attlas.engine import limits as processor
 from attlas.engine.work import kernels
 from attlas.foundation.files import lock
 
-_ROUNDS = 20
+_TIMED_ROUNDS = 20
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -29,13 +29,13 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     file = processor.cache_folder() / "bench.lock"
     try:
         with hold(file, "one run at a time: two would measure each other."):
-            _measure(arguments, terminal)
+            _measure_limits_and_cases(arguments, terminal)
     except OSError as error:
         rule = "it keeps its lock and the limits of the processor in the user's cache folder."
         raise UsageError(rule, str(error), "XDG_CACHE_HOME=FOLDER attlas bench", folder=file.parent) from error
 
 
-def _measure(arguments: Namespace, terminal: Terminal) -> None:
+def _measure_limits_and_cases(arguments: Namespace, terminal: Terminal) -> None:
     """Measure the limits of the processor, unless they are known, and all cases; print them."""
     instruction_set = kernels()
     torch.manual_seed(0)
@@ -58,16 +58,16 @@ def _measure(arguments: Namespace, terminal: Terminal) -> None:
         if isinstance(flex, str):
             terminal.say(f"  FlexAttention does not run here: {flex}")
         for title, cases in bench_cases.output(q, k, v, flex):
-            _table(title, cases, arguments.seconds / 3, terminal)
-    _table(
+            _print_case_ratios(title, cases, arguments.seconds / 3, terminal)
+    _print_case_ratios(
         "all pairs, forward and backward", bench_cases.forward_and_backward(q, k, v), arguments.seconds / 3, terminal
     )
 
 
-def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal) -> None:
+def _print_case_ratios(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal) -> None:
     """Measure some cases, and print their ratios to the first."""
     with terminal.step(title) as tick:
-        measured = bench_cases.ratios(cases, _ROUNDS, tick, seconds)
+        measured = bench_cases.ratios(cases, _TIMED_ROUNDS, tick, seconds)
     wide = max(map(len, measured))
     terminal.say()
     terminal.say(f"  {title}")

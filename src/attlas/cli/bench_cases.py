@@ -20,7 +20,7 @@ from attlas.engine.limits import Limits
 
 Cases = dict[str, Callable[[], Any]]
 
-_REPEATS = 20  # a limit is the best of so many
+_BEST_OF = 20  # a limit is the best of so many
 
 
 def limits(tick: Callable[[], None]) -> Limits:
@@ -29,7 +29,7 @@ def limits(tick: Callable[[], None]) -> Limits:
     def best(run: Callable[[], Any]) -> float:
         """Return the least seconds of several runs, and tick."""
         run()
-        seconds = min(run_once(run) for _ in range(_REPEATS))
+        seconds = min(run_once(run) for _ in range(_BEST_OF))
         tick()
         return seconds
 
@@ -41,10 +41,10 @@ def limits(tick: Callable[[], None]) -> Limits:
     products["float32"] = max(products["float32"], products["bfloat16"] / 6)
     products["float16"] = max(products["float32"], products["bfloat16"] / 3)
     products["bfloat16"] = max(products["bfloat16"], products["float32"])
-    return Limits(products, _exponentials(best), _bandwidth(best))
+    return Limits(products, _exponentials_per_second(best), _copied_bytes_per_second(best))
 
 
-def _exponentials(best: Callable[[Callable[[], Any]], float]) -> float:
+def _exponentials_per_second(best: Callable[[Callable[[], Any]], float]) -> float:
     """Return exponentials per second: torch's in the cache, or those of attlas's kernels where they are faster."""
     numbers = torch.randn(torch.get_num_threads(), 32768)
     result = torch.empty_like(numbers)
@@ -54,7 +54,7 @@ def _exponentials(best: Callable[[Callable[[], Any]], float]) -> float:
     return max(by_torch, in_kernel)
 
 
-def _bandwidth(best: Callable[[Callable[[], Any]], float]) -> float:
+def _copied_bytes_per_second(best: Callable[[Callable[[], Any]], float]) -> float:
     """Return bytes per second of a copy that no cache holds."""
     source = torch.ones(1 << 26)
     target = torch.empty_like(source)
@@ -110,12 +110,12 @@ def output(
         mask = attlas.Causal() if causal else None
         cases["attlas: A @ v"] = functools.partial(attlas.attention, q, k, v, mask=mask)
         for kind, statistics in (("row", rows), ("all", every)):
-            collect = functools.partial(_collect, q, k, mask, stats.Pooled(v), *statistics)
+            collect = functools.partial(_collected_statistics, q, k, mask, stats.Pooled(v), *statistics)
             cases[f"attlas: A @ v and {kind} statistics"] = collect
         yield "causal" if causal else "all pairs", cases
 
 
-def _collect(q: Tensor, k: Tensor, mask: attlas.Mask | None, *statistics: stats.Statistic) -> Any:
+def _collected_statistics(q: Tensor, k: Tensor, mask: attlas.Mask | None, *statistics: stats.Statistic) -> Any:
     return attlas.attend(q, k, mask=mask).collect(*statistics)
 
 

@@ -25,18 +25,18 @@ from attlas.foundation.installation import install_command
 if TYPE_CHECKING:
     from attlas.corpus import Corpus
 
-_SHOWN = 8  # heads in the list at the end
+_HEADS_SHOWN = 8  # heads in the list at the end
 _DEMO_TEXTS = 64
-_MEASURED = 3.0  # seconds of reading from which the demo says how long the rest takes
+_SECONDS_MEASURED = 3.0  # seconds of reading from which the demo says how long the rest takes
 # Held out of the shipped model's training: its card lists them.
-_UNSEEN = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse", "collections",
-           "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
+_HELD_OUT_MODULES = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse",
+                     "collections", "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the texts, or export what was read before."""
     if arguments.export is not None:
-        _export(arguments, terminal)
+        _export_corpus(arguments, terminal)
         return
     if arguments.source is None or arguments.out is None:
         raise UsageError("a model, a source and -o are needed.", "fewer", "attlas corpus MODEL SOURCE -o DIR")
@@ -57,12 +57,12 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         raise UsageError(rule, f"--length {arguments.length}", f"--length {loaded.context}")
     names = ("length", "stride", "batch", "seed", "samples", "column", "patch_sdpa", "failures")
     options = {name: getattr(arguments, name) for name in names} | {"limit": arguments.texts}
-    found = _read(loaded, arguments.source, arguments.out, options, terminal, shown=rank == 0)
+    found = _read_texts(loaded, arguments.source, arguments.out, options, terminal, shown=rank == 0)
     if found is not None:
         say(found, terminal)
 
 
-def _read(
+def _read_texts(
     loaded: LoadedModel,
     source: Any,
     out: Path,
@@ -81,20 +81,20 @@ def _read(
             if after_each is not None:
                 after_each(texts, tokens)
             took = max(time.monotonic() - begin, 1e-9)
-            left = f", {_time(took / share - took)} left" if share > 0.01 else ""
+            left = f", {_time_in_words(took / share - took)} left" if share > 0.01 else ""
             tell(share, f"{texts:,} texts, {tokens:,} tokens, {round(tokens / took):,} tokens/s{left}")
 
         given = options | {"tokenizer": loaded.tokenizer, "progress": progress if shown else None}
         return attlas.corpus(loaded.model, source, out, **given)
 
 
-def _time(seconds: float) -> str:
+def _time_in_words(seconds: float) -> str:
     """Return seconds in words: 40 s, 12 min, 3.5 h."""
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
 
 
-def _export(arguments: Namespace, terminal: Terminal) -> None:
+def _export_corpus(arguments: Namespace, terminal: Terminal) -> None:
     """Write a corpus in the form of another tool."""
     from attlas.corpus import Corpus
     from attlas.corpus.headvis import export_headvis
@@ -125,7 +125,7 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     table = corpus.table("arrow").to_pylist()
     terminal.prose(counted(Counter(row["kind"] for row in table)))
     terminal.say("  head   entropy  previous  induction  distance  largest  kind", "dim")
-    for row in sorted(table, key=lambda row: -row["induction_score"])[:_SHOWN]:
+    for row in sorted(table, key=lambda row: -row["induction_score"])[:_HEADS_SHOWN]:
         numbers = (
             f"{row['entropy']:8.2f}{row['previous']:10.2f}{row['induction_score']:11.2f}{row['qk_distance']:10.0f}"
         )
@@ -136,7 +136,7 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     )
 
 
-class _Estimate:
+class _TimeEstimate:
     """Says once how long the rest of the texts takes, from the speed of the first ones.
 
     Parameters
@@ -160,11 +160,13 @@ class _Estimate:
         if self._begin is None:
             self._begin = now, tokens
         seconds, read = now - self._begin[0], tokens - self._begin[1]
-        if self._is_said or not read or seconds < _MEASURED:
+        if self._is_said or not read or seconds < _SECONDS_MEASURED:
             return
         self._is_said = True
         left = (self._texts - texts) * self._length * seconds / read
-        self._terminal.prose(f"The model now reads {self._texts} more texts, which takes about {_time(left)} more.")
+        self._terminal.prose(
+            f"The model now reads {self._texts} more texts, which takes about {_time_in_words(left)} more."
+        )
 
 
 def write_demo(loaded: LoadedModel, out: Path, terminal: Terminal) -> None:
@@ -184,11 +186,11 @@ def write_demo(loaded: LoadedModel, out: Path, terminal: Terminal) -> None:
         terminal.say(f"  {install_command('corpus')}")
         return
     library = Path(sysconfig.get_path("stdlib"))
-    files = [library / f"{name}.py" for name in _UNSEEN]
-    files += sorted(path for name in _UNSEEN for path in (library / name).rglob("*.py"))
+    files = [library / f"{name}.py" for name in _HELD_OUT_MODULES]
+    files += sorted(path for name in _HELD_OUT_MODULES for path in (library / name).rglob("*.py"))
     there = [path for path in files if path.is_file()]
-    estimate = _Estimate(_DEMO_TEXTS, loaded.context or 0, terminal)
-    corpus = _read(loaded, there, out, {"limit": _DEMO_TEXTS}, terminal, after_each=estimate)
+    estimate = _TimeEstimate(_DEMO_TEXTS, loaded.context or 0, terminal)
+    corpus = _read_texts(loaded, there, out, {"limit": _DEMO_TEXTS}, terminal, after_each=estimate)
     if corpus is not None:
         counts = corpus.config["counts"]
         kinds = counted(Counter(row["kind"] for row in corpus.table("arrow").to_pylist()))

@@ -29,9 +29,9 @@ from attlas.heads import Head
 from attlas.heads.classification import measure_entry
 from attlas.recording.atlas import Atlas, Entry
 
-_CONTEXT = 24  # characters of the text that the example shows
-_EXAMPLES = 3  # keys that the example shows
-_LEAST = 0.05  # weight of a key from which the example shows it
+_CONTEXT_CHARACTERS = 24  # characters of the text that the example shows
+_EXAMPLE_KEYS = 3  # keys that the example shows
+_LEAST_SHOWN_WEIGHT = 0.05  # weight of a key from which the example shows it
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -55,7 +55,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     terminal.prose(f"{title_line(atlas)}{held_out} ({loss:.2f} nats per token)", "bold", indent="")
     _say_example(atlas, clearest, terminal)
     terminal.prose(f"All {len(heads)} heads: {counted(Counter(head.patterns[0].name for head in heads))}.")
-    terminal.prose(_memory(atlas))
+    terminal.prose(_memory_in_words(atlas))
     terminal.say()
     _write_files(run_folder, clearest, terminal)
     if is_default:
@@ -77,23 +77,23 @@ def _say_example(atlas: Atlas, head: Head, terminal: Terminal) -> None:
     terminal.prose(f"Head {head.layer}·{head.head} ({pattern.name}) {does}")
     query = report.telling_query(atlas, head.layer, head.head)
     if query is not None and atlas.tokens and atlas.ids is not None:
-        terminal.prose(_example(atlas.tokens, atlas.ids[0], atlas.entry(head.layer), head, query))
+        terminal.prose(_example_sentence(atlas.tokens, atlas.ids[0], atlas.entry(head.layer), head, query))
 
 
-def _example(tokens: Sequence[str], ids: Tensor, entry: Entry, head: Head, query: int) -> str:
+def _example_sentence(tokens: Sequence[str], ids: Tensor, entry: Entry, head: Head, query: int) -> str:
     """Return a sentence with the keys that get most of a query's weight."""
     top, index = entry.statistics["top_k"], entry.heads.index(head.head)
-    weights = top.values[0, index, query, :_EXAMPLES].tolist()
-    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLES]]
-    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST] or keys[:1]
-    words = [f"{_quoted(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
-    text = _quoted("".join(tokens[: query + 1])[-_CONTEXT:].lstrip())
+    weights = top.values[0, index, query, :_EXAMPLE_KEYS].tolist()
+    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLE_KEYS]]
+    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST_SHOWN_WEIGHT] or keys[:1]
+    words = [f"{_quoted_line(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
+    text = _quoted_line("".join(tokens[: query + 1])[-_CONTEXT_CHARACTERS:].lstrip())
     follow = all(key > 0 and ids[key - 1] == ids[query] for key in shown)
-    why = f", each after an earlier {_quoted(tokens[query])}" if follow else ""
+    why = f", each after an earlier {_quoted_line(tokens[query])}" if follow else ""
     return f"After {text} it attends to {', '.join(words)}{why}."
 
 
-def _quoted(text: str) -> str:
+def _quoted_line(text: str) -> str:
     """Return text on one line, in quotation marks."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -127,7 +127,7 @@ def _run_folder(out: Path) -> Path:
     return folder
 
 
-def _memory(atlas: Atlas) -> str:
+def _memory_in_words(atlas: Atlas) -> str:
     """Say what whole matrices would have taken, and what was kept."""
     n, matrices = atlas.entries[0].shape[2], sum(len(entry.heads) for entry in atlas.entries)
     kept = sum(t.nbytes for A in atlas for t in (A.q, A.k, A.lse))

@@ -23,12 +23,12 @@ from attlas.engine.dispatch import backends_of
 from attlas.engine.plan import BACKENDS
 from attlas.engine.work import instruction_sets, kernels
 
-_REACHED = "not reached in the time"
-_MARKS = {
+_NOT_REACHED = "not reached in the time"
+_RESULT_MARKS = {
     cases.PASSED: ("✓", "green"),
     "failed": ("✗", "red"),
     "not computed": ("·", "dim"),
-    _REACHED: ("?", "yellow"),
+    _NOT_REACHED: ("?", "yellow"),
     "": ("–", "dim"),
 }
 
@@ -39,20 +39,20 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     begun = time.perf_counter()
     device = device_of(arguments.device)
     torch.manual_seed(0)
-    report: dict[str, Any] = {"device": about(device), "versions": versions(), "kernels": _native()}
+    report: dict[str, Any] = {"device": about(device), "versions": versions(), "kernels": _state_of_kernels()}
     if not arguments.json:
         _say_versions(report, terminal)
     # Results of earlier runs are dropped: all is compared anew, in 60 % of the time; the rest is for the timings.
     trust.forget(device)
-    report["backends"] = _compared(device, begun + 0.6 * arguments.seconds, terminal)
+    report["backends"] = _compared_backends(device, begun + 0.6 * arguments.seconds, terminal)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a family of kernels warns of is told below
         report["waits"] = cases.waits(device)
-        report["times"] = _timed(arguments, device, begun + arguments.seconds, terminal)
+        report["times"] = _timed_operations(arguments, device, begun + arguments.seconds, terminal)
     report["families"] = trust.results(device)
-    report["cache"] = {"file": _file(), "trouble": trust.trouble()}
+    report["cache"] = {"file": _file_of_results(), "trouble": trust.trouble()}
     report["seconds"] = round(time.perf_counter() - begun, 1)
-    report["passed"] = not _failures(report)
+    report["passed"] = not _failure_lines(report)
     if arguments.json:
         terminal.data(json_text(report))
         return
@@ -104,13 +104,13 @@ def versions() -> dict[str, str | None]:
     return {**found, "attlas": attlas.__version__}
 
 
-def _native() -> dict[str, Any]:
+def _state_of_kernels() -> dict[str, Any]:
     """Return the state of the compiled kernels of the processor."""
     sets, why_not = instruction_sets()
     return {"instruction_set": kernels(), "runnable": list(sets), "why_not": why_not}
 
 
-def _file() -> str | None:
+def _file_of_results() -> str | None:
     """Return the file in which results are remembered; None where the user has no folder."""
     try:
         return str(trust.file())
@@ -118,7 +118,7 @@ def _file() -> str | None:
         return None
 
 
-def _compared(device: torch.device, until: float, terminal: Terminal) -> dict[str, dict[str, dict[str, str]]]:
+def _compared_backends(device: torch.device, until: float, terminal: Terminal) -> dict[str, dict[str, dict[str, str]]]:
     """Compare each backend of a device with the definition, in all cases for which there is time."""
     names = [name for name in BACKENDS if name != "reference" and backends_of(name, device.type)]
     found: dict[str, dict[str, dict[str, str]]] = {name: {} for name in names}
@@ -127,12 +127,12 @@ def _compared(device: torch.device, until: float, terminal: Terminal) -> dict[st
     with terminal.step("comparing kernels with the definition", len(asked)) as tick:
         for name, case in asked:
             late = time.perf_counter() > until
-            found[name][case.name] = {"output": _REACHED} if late else cases.compare(name, case, device)
+            found[name][case.name] = {"output": _NOT_REACHED} if late else cases.compare(name, case, device)
             tick()
     return found
 
 
-def _timed(arguments: Namespace, device: torch.device, until: float, terminal: Terminal) -> dict[str, Any]:
+def _timed_operations(arguments: Namespace, device: torch.device, until: float, terminal: Terminal) -> dict[str, Any]:
     """Time products and statistics beside torch's kernel."""
     on_gpu = device.type in ("cuda", "xpu")
     shape = (
@@ -155,7 +155,7 @@ def _timed(arguments: Namespace, device: torch.device, until: float, terminal: T
     return {"shape": list(shape), "words": words, "rows": [asdict(row) for row in found]}
 
 
-def _failures(report: dict[str, Any]) -> list[str]:
+def _failure_lines(report: dict[str, Any]) -> list[str]:
     """Return in one line each what is wrong."""
     told: list[str] = []
     for backend, own in report["backends"].items():
@@ -185,14 +185,14 @@ def _say_versions(report: dict[str, Any], terminal: Terminal) -> None:
     words += [in_bytes(device["memory"])] if "memory" in device else []
     words += [f"capability {device['capability']}"] if "capability" in device else []
     words += [f"driver {device['driver']}", f"runtime {device.get('runtime')}"] if "driver" in device else []
-    _line("device", f"{device['type']}: {', '.join(words)}", terminal)
+    _print_line("device", f"{device['type']}: {', '.join(words)}", terminal)
     for name, version in report["versions"].items():
-        _line(name, version or "not installed", terminal)
+        _print_line(name, version or "not installed", terminal)
     state = f"{native['instruction_set']}, of {', '.join(native['runnable'])}"
-    _line("CPU kernels", state if native["why_not"] is None else f"not used: {native['why_not']}", terminal)
+    _print_line("CPU kernels", state if native["why_not"] is None else f"not used: {native['why_not']}", terminal)
 
 
-def _line(name: str, text: str, terminal: Terminal) -> None:
+def _print_line(name: str, text: str, terminal: Terminal) -> None:
     terminal.say(f"  {name:14s}{text}")
 
 
@@ -205,7 +205,7 @@ def _say_backends(report: dict[str, Any], terminal: Terminal) -> None:
     terminal.say("  compared with the definition in float64: output, gradients, statistics", "bold")
     terminal.say(f"  {'':{wide}}  {'  '.join(f'{name:9s}' for name in backends)}".rstrip(), "dim")
     for name in names:
-        cells = [_cell(own.get(name), terminal) for own in backends.values()]
+        cells = [_marks_of_backend(own.get(name), terminal) for own in backends.values()]
         terminal.say(f"  {name:{wide}}  {'  '.join(cells)}".rstrip())
     terminal.prose("✓ right   ✗ wrong or an error   · not its work   – not asked   ? no time left", "dim")
     if not report["families"]:
@@ -218,12 +218,12 @@ def _say_backends(report: dict[str, Any], terminal: Terminal) -> None:
             terminal.say(f"  {mark} {backend}: {family}")
 
 
-def _cell(found: dict[str, str] | None, terminal: Terminal) -> str:
+def _marks_of_backend(found: dict[str, str] | None, terminal: Terminal) -> str:
     """Return the marks of one backend in one case, nine characters wide."""
     marks = []
     for operation in cases.OPERATIONS:
-        text = "" if found is None else _REACHED if _REACHED in found.values() else found[operation]
-        mark, colour = _MARKS[text.partition(":")[0]]
+        text = "" if found is None else _NOT_REACHED if _NOT_REACHED in found.values() else found[operation]
+        mark, colour = _RESULT_MARKS[text.partition(":")[0]]
         marks.append(terminal.style(mark, colour))
     return "  ".join(marks) + "  "
 
@@ -258,18 +258,18 @@ def _say_times(report: dict[str, Any], terminal: Terminal) -> None:
             continue
         ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f}"
         terminal.say(
-            f"  {row['name']:{wide}}  {_duration(row['seconds']):>10}  {ratio:>6}  {row['backend'] or 'torch'}"
+            f"  {row['name']:{wide}}  {_duration_in_words(row['seconds']):>10}  {ratio:>6}  {row['backend'] or 'torch'}"
         )
     terminal.prose("ratio: divided by the time of torch's fused kernel (SDPA) above it, in the same round", "dim")
 
 
-def _duration(seconds: float) -> str:
+def _duration_in_words(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} µs"
 
 
 def _say_end(report: dict[str, Any], terminal: Terminal) -> None:
     """Print what is wrong, or that nothing is."""
-    failures, trouble = _failures(report), report["cache"]["trouble"]
+    failures, trouble = _failure_lines(report), report["cache"]["trouble"]
     terminal.say()
     if trouble is not None:
         terminal.prose(f"cache folder: {trouble}", "yellow")
@@ -279,7 +279,7 @@ def _say_end(report: dict[str, Any], terminal: Terminal) -> None:
         terminal.prose(
             "Please open an issue of attlas with this text. Tiles compute what these kernels do not.", "bold"
         )
-    late = sum(_REACHED in found.values() for own in report["backends"].values() for found in own.values())
+    late = sum(_NOT_REACHED in found.values() for own in report["backends"].values() for found in own.values())
     if late:
         terminal.prose(f"{plural(late, 'comparison')} had no time left; --seconds gives more.", "yellow")
     elif not failures:

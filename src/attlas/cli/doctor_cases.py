@@ -27,7 +27,7 @@ PASSED = "passed"
 COMPILED = frozenset({"flex"})
 
 OPERATIONS = ("output", "gradients", "statistics")
-_ROUNDS = 12
+_TIMED_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Case:
     threads: bool = False
 
 
-def _documents() -> dict[str, Any]:
+def _documents_case() -> dict[str, Any]:
     ids = torch.arange(160) // 37
     return {"mask": attlas.Documents(ids) & attlas.Causal()}
 
@@ -72,7 +72,7 @@ CASES = (
     Case("causal, d 128", 160, 160, 128, lambda: {"mask": attlas.Causal()}),
     Case("causal, float32", 160, 160, 64, lambda: {"mask": attlas.Causal()}, torch.float32),
     Case("window", given=lambda: {"mask": attlas.Window(50, 3)}, compiles=True),
-    Case("documents", 160, 160, given=_documents, compiles=True),
+    Case("documents", 160, 160, given=_documents_case, compiles=True),
     Case("padding", given=lambda: {"mask": attlas.Padding([90, 130])}),
     Case("one query", 1, 700),
     Case(
@@ -121,7 +121,7 @@ def compare(name: str, case: Case, device: torch.device) -> dict[str, str]:
                 found[operation] = f"{'failed' if wrong else 'not computed'}: {reason}"
                 continue
             with nullcontext() if case.threads else _on_one_thread():
-                fault = _difference(case, operation, given, own, Plan(name))
+                fault = _where_it_differs(case, operation, given, own, Plan(name))
             found[operation] = PASSED if fault is None else f"failed: {fault}"
         except BackendError as error:
             found[operation] = f"failed: {error.found}"
@@ -148,7 +148,7 @@ def exact(case: Case, operation: str, dtype: torch.dtype) -> list[Tensor]:
     given = [t.double() for t in tokens(case, torch.device("cpu"), dtype)]
     own = {kind: value.double() if _has_numbers(value) else value for kind, value in settings(case).items()}
     with _on_one_thread():
-        return _results(operation, given, own, Plan("reference"))
+        return _tensors_of_operation(operation, given, own, Plan("reference"))
 
 
 @contextmanager
@@ -162,13 +162,15 @@ def _on_one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _difference(case: Case, operation: str, given: Sequence[Tensor], own: dict[str, Any], plan: Plan) -> str | None:
+def _where_it_differs(
+    case: Case, operation: str, given: Sequence[Tensor], own: dict[str, Any], plan: Plan
+) -> str | None:
     """Return where an operation differs from the definition."""
     tolerance = trust.TOLERANCE[given[0].dtype] * (4 if operation == "gradients" else 1)
     wanted = exact(case, operation, given[0].dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what failed is told once, below
-        found = _results(operation, given, own, plan)
+        found = _tensors_of_operation(operation, given, own, plan)
     names = {"output": ["its output"], "gradients": ["a gradient"] * 3}.get(operation, ["a statistic"] * len(wanted))
     for name, some, true in zip(names, found, wanted, strict=True):
         if (fault := trust.difference(name, some.cpu(), true, tolerance)) is not None:
@@ -176,7 +178,7 @@ def _difference(case: Case, operation: str, given: Sequence[Tensor], own: dict[s
     return None
 
 
-def _results(operation: str, given: Sequence[Tensor], own: dict[str, Any], plan: Plan) -> list[Tensor]:
+def _tensors_of_operation(operation: str, given: Sequence[Tensor], own: dict[str, Any], plan: Plan) -> list[Tensor]:
     """Return what an operation gives: tensors of numbers, without those of keys."""
     q, k, v = given
     if operation == "gradients":
@@ -231,10 +233,10 @@ def waits(device: torch.device) -> dict[str, int | str] | None:
         "top-8": lambda: attend().collect(stats.TopK(8)),
         "a tile of weights": lambda: attend()[0, 0, 64:128, 64:128],
     }
-    return {name: _counted(call) for name, call in calls.items()}
+    return {name: _count_of_waits(call) for name, call in calls.items()}
 
 
-def _counted(call: Callable[[], object]) -> int | str:
+def _count_of_waits(call: Callable[[], object]) -> int | str:
     """Return how often one call waits for the GPU; or its error."""
     try:
         call()
@@ -281,10 +283,10 @@ class Timed:
 
 
 #: What is timed: its name, a call, and the matrix that says which backend computes it, with the operation.
-_Row = tuple[str, Callable[[], object], attlas.AttentionMatrix | None, Operation]
+_TimedRow = tuple[str, Callable[[], object], attlas.AttentionMatrix | None, Operation]
 
 
-def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
+def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_TimedRow]]:
     """Yield groups of what is timed, all causal; the first of each is torch's kernel, whose time divides the others'.
 
     A row has a name, a call, and the matrix and operation that tell which backend the call uses.
@@ -351,7 +353,7 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
     ]
 
 
-def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Callable[[], None]) -> list[Timed]:
+def timed(group: list[_TimedRow], device: torch.device, most_seconds: float, tick: Callable[[], None]) -> list[Timed]:
     """Time a group of rows in turn, round by round; one that fails is told, and the others go on."""
     errors: dict[str, str] = {}
 
@@ -370,7 +372,7 @@ def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Ca
         return once
 
     synchronize(device)
-    measured = ratios({name: guarded(name, run) for name, run, *_ in group}, _ROUNDS, tick, most_seconds)
+    measured = ratios({name: guarded(name, run) for name, run, *_ in group}, _TIMED_ROUNDS, tick, most_seconds)
     base = group[0][0]
     out = []
     for name, _, matrix, operation in group:
@@ -378,11 +380,11 @@ def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Ca
             out.append(Timed(name, None, None, error=errors[name]))
         else:
             ratio = None if base in errors else measured[name].median
-            out.append(Timed(name, measured[name].seconds, ratio, _backend(matrix, operation)))
+            out.append(Timed(name, measured[name].seconds, ratio, _first_backend(matrix, operation)))
     return out
 
 
-def _backend(A: attlas.AttentionMatrix | None, operation: Operation) -> str:
+def _first_backend(A: attlas.AttentionMatrix | None, operation: Operation) -> str:
     """Return the name of the backend that an operation is given to first."""
     if A is None:
         return ""

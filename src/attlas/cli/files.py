@@ -13,7 +13,7 @@ from attlas.cli.terminal import UsageError
 from attlas.errors import ShapeError
 from attlas.recording.atlas import Atlas, Entry, load
 
-_TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
+_EXAMPLE_MODULE = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
 
 def read_text(file: Path | None) -> tuple[str, str]:
@@ -27,7 +27,7 @@ def read_text(file: Path | None) -> tuple[str, str]:
         If the file cannot be read, is not UTF-8, or has no text.
     """
     if file is None:
-        spec = importlib.util.find_spec(_TEXT)
+        spec = importlib.util.find_spec(_EXAMPLE_MODULE)
         if spec is None or spec.origin is None or not Path(spec.origin).is_file():
             raise UsageError("there is no source of the standard library here.", "no timeit.py", "--text FILE")
         file = Path(spec.origin)

@@ -48,7 +48,7 @@ def print_heads(
         Sentences below the table.
     """
     headings, layers = [heading for _, heading, _ in columns], [row["layer"] for row in rows]
-    table = [[_cell(row.get(name), form) for name, _, form in columns] for row in rows]
+    table = [[_formatted_number(row.get(name), form) for name, _, form in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *table, strict=True)]
     room = terminal.width - 2 - max((len(plain) for plain, _ in kinds), default=0)
     shown = max(4, sum(total <= room for total in accumulate(width + 2 for width in widths)))
@@ -65,7 +65,7 @@ def print_heads(
         terminal.prose(note, "dim")
 
 
-def _cell(value: Any, form: str) -> str:
+def _formatted_number(value: Any, form: str) -> str:
     """Return a number in a format such as ".2f"; a dash where it is unknown, NaN or minus infinity."""
     if value is None or value != value or value == -math.inf:
         return "–"
@@ -111,15 +111,15 @@ def page_size(path: Path) -> str:
 
 def json_text(report: Any) -> str:
     """Return a report as JSON, with null for the numbers that JSON does not know: NaN and infinity."""
-    return json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_finite_or_none(report), indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     """Return plain data with None in the place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: _finite_or_none(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_finite(part) for part in value]
+        return [_finite_or_none(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

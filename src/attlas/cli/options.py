@@ -26,11 +26,11 @@ STATISTICS = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_mom
 
 
 # What several options have in common.
-_NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
-_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
-_DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-_FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
-_FLAG: dict[str, Any] = {"action": "store_true"}
+_NUMBER_OPTION: dict[str, Any] = {"type": int, "metavar": "N"}
+_FILE_OPTION: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+_DIR_OPTION: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+_FOLDER_OPTION: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
+_FLAG_OPTION: dict[str, Any] = {"action": "store_true"}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -57,20 +57,20 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"attlas {attlas.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     for add_options, short in (
-        (_demo, "say what every head of a small trained model does"),
-        (_record, "run a model on a text, and keep what its heads attend to"),
-        (_corpus, "say what every head does over many texts"),
-        (_join, "put corpora of several machines together"),
-        (_view, "open a recording or a corpus in the browser"),
-        (_stats, "print what every head of a recording does"),
-        (_picture, "draw a head of a recording, or all of them"),
-        (_report, "write a recording as one HTML file"),
-        (_scaling, "show why the dot product is divided by sqrt(d)"),
-        (_regress, "predict a column of a table by kernel regression"),
-        (_bench, "measure this machine, beside SDPA and FlexAttention"),
-        (_doctor, "say which kernels are right and fast on this machine"),
+        (_options_of_demo, "say what every head of a small trained model does"),
+        (_options_of_record, "run a model on a text, and keep what its heads attend to"),
+        (_options_of_corpus, "say what every head does over many texts"),
+        (_options_of_join, "put corpora of several machines together"),
+        (_options_of_view, "open a recording or a corpus in the browser"),
+        (_options_of_stats, "print what every head of a recording does"),
+        (_options_of_picture, "draw a head of a recording, or all of them"),
+        (_options_of_report, "write a recording as one HTML file"),
+        (_options_of_scaling, "show why the dot product is divided by sqrt(d)"),
+        (_options_of_regress, "predict a column of a table by kernel regression"),
+        (_options_of_bench, "measure this machine, beside SDPA and FlexAttention"),
+        (_options_of_doctor, "say which kernels are right and fast on this machine"),
     ):
-        name = add_options.__name__.removeprefix("_")
+        name = add_options.__name__.removeprefix("_options_of_")
         description, _, examples = (inspect.getdoc(add_options) or "").partition("Examples\n--------\n")
         epilog = examples and f"examples:\n{textwrap.indent(examples, '  ')}"
         command = commands.add_parser(
@@ -82,26 +82,26 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _atlas(command: argparse.ArgumentParser) -> None:
+def _add_recording_folder(command: argparse.ArgumentParser) -> None:
     """Add the folder of a recording to the arguments of a command."""
-    command.add_argument("atlas", **_FOLDER, help="what attlas record has written")
+    command.add_argument("atlas", **_FOLDER_OPTION, help="what attlas record has written")
 
 
-_SAMPLE = "timeit.py of the standard library"
+_SAMPLE_TEXT = "timeit.py of the standard library"
 
 
-def _demo(command: argparse.ArgumentParser) -> None:
+def _options_of_demo(command: argparse.ArgumentParser) -> None:
     """Run a trained model on a text, say what each of its heads does, and write a report and pictures."""
     option = command.add_argument
-    option("--text", **_FILE, help=f"text to read, UTF-8 (default: {_SAMPLE})")
+    option("--text", **_FILE_OPTION, help=f"text to read, UTF-8 (default: {_SAMPLE_TEXT})")
     folder = Path("demo-output")
-    option("-o", "--out", **_DIR, default=folder, help="folder for the report (default: %(default)s)")
-    option("--tokens", **_NUMBER, help="how many tokens to read (default: up to 2048)")
-    option("--model", **_DIR, help="folder of a Hugging Face causal model (default: the shipped GPT-2)")
-    option("--no-browser", **_FLAG, help="do not open the run in the browser at the end")
+    option("-o", "--out", **_DIR_OPTION, default=folder, help="folder for the report (default: %(default)s)")
+    option("--tokens", **_NUMBER_OPTION, help="how many tokens to read (default: up to 2048)")
+    option("--model", **_DIR_OPTION, help="folder of a Hugging Face causal model (default: the shipped GPT-2)")
+    option("--no-browser", **_FLAG_OPTION, help="do not open the run in the browser at the end")
 
 
-def _record(command: argparse.ArgumentParser) -> None:
+def _options_of_record(command: argparse.ArgumentParser) -> None:
     """Run a Hugging Face model on a text and record the attention of every head.
 
     Queries, keys and one number per row are kept, in linear memory, with exact statistics of every cell.
@@ -114,11 +114,11 @@ def _record(command: argparse.ArgumentParser) -> None:
     option = command.add_argument
     name = "folder of a Hugging Face model, or its name on the hub (default: shipped)"
     option("--model", metavar="DIR_OR_ID", help=name)
-    option("--text", **_FILE, help="text to read, UTF-8; - reads a pipe (default: timeit.py of Python)")
-    option("--tokens", **_NUMBER, help="read the first N tokens only")
-    option("--generate", **_NUMBER, default=0, help="let the model write N tokens more")
+    option("--text", **_FILE_OPTION, help="text to read, UTF-8; - reads a pipe (default: timeit.py of Python)")
+    option("--tokens", **_NUMBER_OPTION, help="read the first N tokens only")
+    option("--generate", **_NUMBER_OPTION, default=0, help="let the model write N tokens more")
     chunk = "read N tokens at a time: less memory where heads share keys (default: all at once)"
-    option("--chunk", **_NUMBER, help=chunk)
+    option("--chunk", **_NUMBER_OPTION, help=chunk)
     option = command.add_argument_group("what is recorded").add_argument
     option("--layers", metavar="L,L,...", help="layers, from 0; negative from the end (default: all)")
     option("--heads", metavar="H,H,...", help="heads of each layer (default: all)")
@@ -131,13 +131,13 @@ def _record(command: argparse.ArgumentParser) -> None:
     option = command.add_argument_group("how the model is run").add_argument
     option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    option("--patch-sdpa", **_FLAG, help="record a model that calls scaled_dot_product_attention by itself")
+    option("--patch-sdpa", **_FLAG_OPTION, help="record a model that calls scaled_dot_product_attention by itself")
     option = command.add_argument_group("result").add_argument
-    option("-o", "--out", **_FOLDER, required=True, help="where it goes, run.atlas")
-    option("--overwrite", **_FLAG, help="replace an atlas that is there")
+    option("-o", "--out", **_FOLDER_OPTION, required=True, help="where it goes, run.atlas")
+    option("--overwrite", **_FLAG_OPTION, help="replace an atlas that is there")
 
 
-def _corpus(command: argparse.ArgumentParser) -> None:
+def _options_of_corpus(command: argparse.ArgumentParser) -> None:
     """Read many texts with a Hugging Face model and keep exact sums, distributions and sampled texts of every head.
 
     Stopped at any moment, the same command goes on where it was; with new texts in SOURCE it reads them, too.
@@ -153,31 +153,31 @@ def _corpus(command: argparse.ArgumentParser) -> None:
     option("model", metavar="MODEL", help="folder of a model, its name on the hub, or shipped; for --export a corpus")
     source = "folder, file or pattern: text, .jsonl, .parquet, .arrow; - reads a pipe"
     option("source", nargs="?", metavar="SOURCE", help=source)
-    option("-o", "--out", **_DIR, help="where the result goes, and an unfinished one is found")
+    option("-o", "--out", **_DIR_OPTION, help="where the result goes, and an unfinished one is found")
     option("--export", nargs=2, metavar=("headvis", "OUT"), help="write a corpus as the tree of HeadVis")
     option = command.add_argument_group("what is read").add_argument
     option("--column", metavar="NAME", help="column of rows (default: text, input_ids, ids or content)")
-    option("--length", **_NUMBER, help="tokens of a text (default: 4096, or the model's context)")
-    option("--stride", **_NUMBER, help="tokens from text to text in a document (default: length)")
-    option("--texts", **_NUMBER, default=16384, help="texts at most (default: %(default)s)")
+    option("--length", **_NUMBER_OPTION, help="tokens of a text (default: 4096, or the model's context)")
+    option("--stride", **_NUMBER_OPTION, help="tokens from text to text in a document (default: length)")
+    option("--texts", **_NUMBER_OPTION, default=16384, help="texts at most (default: %(default)s)")
     option("--failures", type=float, metavar="SHARE", default=0.1, help="texts that may fail (default: %(default)s)")
     option = command.add_argument_group("how the model is run").add_argument
-    option("--batch", **_NUMBER, default=1, help="texts at once, of one length (default: %(default)s)")
-    option("--seed", **_NUMBER, default=0, help="seed of the sampled texts (default: %(default)s)")
-    option("--samples", **_NUMBER, default=32, help="texts kept for all heads (default: %(default)s)")
+    option("--batch", **_NUMBER_OPTION, default=1, help="texts at once, of one length (default: %(default)s)")
+    option("--seed", **_NUMBER_OPTION, default=0, help="seed of the sampled texts (default: %(default)s)")
+    option("--samples", **_NUMBER_OPTION, default=32, help="texts kept for all heads (default: %(default)s)")
     option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps; cuda is that of LOCAL_RANK (default: cpu)")
-    option("--patch-sdpa", **_FLAG, help="a model that calls scaled_dot_product_attention by itself")
+    option("--patch-sdpa", **_FLAG_OPTION, help="a model that calls scaled_dot_product_attention by itself")
 
 
-def _join(command: argparse.ArgumentParser) -> None:
+def _options_of_join(command: argparse.ArgumentParser) -> None:
     """Put corpora of one model and of different texts together; every number is that of one run."""
     option = command.add_argument
-    option("folders", nargs="+", **_DIR, help="what attlas corpus has written")
-    option("-o", "--out", **_DIR, required=True, help="where the result goes")
+    option("folders", nargs="+", **_DIR_OPTION, help="what attlas corpus has written")
+    option("-o", "--out", **_DIR_OPTION, required=True, help="where the result goes")
 
 
-def _view(command: argparse.ArgumentParser) -> None:
+def _options_of_view(command: argparse.ArgumentParser) -> None:
     """Open a recording in the browser: pan and zoom through the whole matrix of every head.
 
     Or open a corpus: all heads as points, and a page for each. The page is served to this machine only, until Ctrl-C.
@@ -192,22 +192,22 @@ def _view(command: argparse.ArgumentParser) -> None:
     attlas view stdlib.corpus --export heads.html
     """
     known = "what attlas record or attlas corpus has written; several corpora are shown side by side"
-    command.add_argument("atlas", nargs="*", **_FOLDER, help=known)
+    command.add_argument("atlas", nargs="*", **_FOLDER_OPTION, help=known)
     option = command.add_argument_group("a model that reads a text now, and texts typed on the page").add_argument
     option("--model", metavar="DIR_OR_ID", help="model, as of attlas record (default: shipped)")
-    option("--text", **_FILE, help="text to read, UTF-8; - reads a pipe")
-    option("--tokens", **_NUMBER, help="read the first N tokens only")
-    option("--generate", **_NUMBER, help="let the model write N tokens more")
-    option("-o", "--out", **_FOLDER, help="keep the recording there (default: drop it)")
+    option("--text", **_FILE_OPTION, help="text to read, UTF-8; - reads a pipe")
+    option("--tokens", **_NUMBER_OPTION, help="read the first N tokens only")
+    option("--generate", **_NUMBER_OPTION, help="let the model write N tokens more")
+    option("-o", "--out", **_FOLDER_OPTION, help="keep the recording there (default: drop it)")
     option = command.add_argument_group("the viewer").add_argument
-    option("--port", **_NUMBER, help="port of 127.0.0.1 (default: the next free from 8750 on)")
-    option("--no-browser", **_FLAG, help="print the address and open nothing")
-    option("--compare", **_FOLDER, help="another recording of as many tokens, head by head")
+    option("--port", **_NUMBER_OPTION, help="port of 127.0.0.1 (default: the next free from 8750 on)")
+    option("--no-browser", **_FLAG_OPTION, help="print the address and open nothing")
+    option("--compare", **_FOLDER_OPTION, help="another recording of as many tokens, head by head")
     option("--at", metavar="LINK", help="where to open: a link copied from the viewer, or the part after its #")
-    option("--export", **_FILE, help="write the page of a corpus as one HTML file instead")
+    option("--export", **_FILE_OPTION, help="write the page of a corpus as one HTML file instead")
 
 
-def _stats(command: argparse.ArgumentParser) -> None:
+def _options_of_stats(command: argparse.ArgumentParser) -> None:
     """Print a table of all recorded heads: exact means over every query of the text, and what each head is.
 
     Examples
@@ -217,17 +217,17 @@ def _stats(command: argparse.ArgumentParser) -> None:
     attlas stats run.atlas --json | jq '.rows[] | select(.first > 0.5) | [.layer, .head]'
     attlas stats run.atlas --csv > heads.csv
     """
-    _atlas(command)
+    _add_recording_folder(command)
     option = command.add_argument
     option("--layer", type=int, metavar="L", help="one layer only; negative counts from the end")
     option("--sort", metavar="COLUMN", help="largest first; with a + before the name, smallest first")
-    option("--top", **_NUMBER, help="the first N heads only")
+    option("--top", **_NUMBER_OPTION, help="the first N heads only")
     option = command.add_mutually_exclusive_group().add_argument
-    option("--json", **_FLAG, help="print all numbers as JSON")
-    option("--csv", **_FLAG, help="print all numbers as CSV")
+    option("--json", **_FLAG_OPTION, help="print all numbers as JSON")
+    option("--csv", **_FLAG_OPTION, help="print all numbers as CSV")
 
 
-def _picture(command: argparse.ArgumentParser) -> None:
+def _options_of_picture(command: argparse.ArgumentParser) -> None:
     """Draw the weights of one head, pooled into blocks, or an overview of all layers and heads.
 
     Examples
@@ -236,19 +236,19 @@ def _picture(command: argparse.ArgumentParser) -> None:
     attlas picture run.atlas --layer 2 --head 4 -o head.png
     attlas picture run.atlas --layer 2 --head 4 --rows 480:512 --columns 480:512 -o close.svg
     """
-    _atlas(command)
+    _add_recording_folder(command)
     option = command.add_argument
     option("--layer", metavar="L", help="a layer, or a name such as cross.3 (default: all)")
     option("--head", type=int, metavar="H", help="a head of it (default: all)")
     option("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
     option("--columns", metavar="A:B", help="keys A to B - 1 only")
-    option("--size", **_NUMBER, help=f"blocks along a side, at most (default: {SIDE})")
+    option("--size", **_NUMBER_OPTION, help=f"blocks along a side, at most (default: {SIDE})")
     option("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
     option("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
-    option("-o", "--out", **_FILE, required=True, help="head.png, .svg or .pdf")
+    option("-o", "--out", **_FILE_OPTION, required=True, help="head.png, .svg or .pdf")
 
 
-def _report(command: argparse.ArgumentParser) -> None:
+def _options_of_report(command: argparse.ArgumentParser) -> None:
     """Write the page of the viewer as one HTML file that needs no server.
 
     It has every head, the text and what each token attends to. It opens at the head with the clearest pattern, and
@@ -259,37 +259,37 @@ def _report(command: argparse.ArgumentParser) -> None:
     attlas report run.atlas -o report.html
     attlas report run.atlas --heads 2.4,3.2 -o report.html
     """
-    _atlas(command)
+    _add_recording_folder(command)
     heads = "layer and head of those in detail (default: the head with the clearest pattern)"
     command.add_argument("--heads", metavar="L.H,...", help=heads)
-    command.add_argument("-o", "--out", **_FILE, required=True, help="report.html")
+    command.add_argument("-o", "--out", **_FILE_OPTION, required=True, help="report.html")
 
 
-def _scaling(command: argparse.ArgumentParser) -> None:
+def _options_of_scaling(command: argparse.ArgumentParser) -> None:
     """Compare variance of q·k, entropy, largest weight and slope of softmax with what theory predicts.
 
     It does so for random vectors of growing size, without and with the scale, or for every head of a model.
     """
     option = command.add_argument_group("random vectors").add_argument
     option("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
-    option("--keys", **_NUMBER, help=f"keys of each query (default: {KEYS})")
-    option("--queries", **_NUMBER, help=f"queries that are drawn (default: {QUERIES})")
+    option("--keys", **_NUMBER_OPTION, help=f"keys of each query (default: {KEYS})")
+    option("--queries", **_NUMBER_OPTION, help=f"queries that are drawn (default: {QUERIES})")
     names = f"{', '.join(DISTRIBUTIONS)} (default: {DISTRIBUTIONS[0]})"
     option("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
-    option("--seed", **_NUMBER, help="seed of the draw (default: 0)")
+    option("--seed", **_NUMBER_OPTION, help="seed of the draw (default: 0)")
     option = command.add_argument_group("a model").add_argument
     folder = "folder of a Hugging Face causal model (without DIR: the shipped GPT-2)"
     option("--model", type=Path, nargs="?", const=models.path(), metavar="DIR", help=folder)
-    option("--text", **_FILE, help=f"text to read, UTF-8 (default: {_SAMPLE})")
-    option("--tokens", **_NUMBER, help="how many tokens to read (default: up to 2048)")
+    option("--text", **_FILE_OPTION, help=f"text to read, UTF-8 (default: {_SAMPLE_TEXT})")
+    option("--tokens", **_NUMBER_OPTION, help="how many tokens to read (default: up to 2048)")
     target = "what the suggested factor of the logits is to reach: variance=1 (the default), or entropy=NATS"
     option("--target", metavar="WHAT=VALUE", help=target)
     option = command.add_argument_group("files").add_argument
-    option("--plot", **_FILE, help="draw the numbers: .png, .svg or .pdf")
-    option("--json", **_FILE, help="write the numbers")
+    option("--plot", **_FILE_OPTION, help="draw the numbers: .png, .svg or .pdf")
+    option("--json", **_FILE_OPTION, help="write the numbers")
 
 
-def _regress(command: argparse.ArgumentParser) -> None:
+def _options_of_regress(command: argparse.ArgumentParser) -> None:
     """Predict one column of a table from others by kernel regression with a bandwidth per feature.
 
     Its leave-one-out error stands beside those of the mean and of a linear model.
@@ -323,18 +323,18 @@ def _regress(command: argparse.ArgumentParser) -> None:
     option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
     text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it has only numbers)"
     option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
-    option("--drop-missing", **_FLAG, help="leave out rows with a missing value")
+    option("--drop-missing", **_FLAG_OPTION, help="leave out rows with a missing value")
     option = command.add_argument_group("result").add_argument
-    option("--predict", **_FILE, help="rows to predict for; needs -o")
-    option("-o", "--out", **_FILE, help="these rows with predictions: .csv, .tsv or .parquet")
-    option("--std", **_FLAG, help="add the standard deviation of the target around the prediction")
-    option("--plot", **_FILE, help="draw the fit, or the effect of each feature: .png .svg .pdf")
-    option("--save", **_FILE, help="keep the fit, for --load: .safetensors")
-    option("--load", **_FILE, help="predict with a fit that --save kept")
-    option("--json", **_FLAG, help="print all numbers as JSON")
+    option("--predict", **_FILE_OPTION, help="rows to predict for; needs -o")
+    option("-o", "--out", **_FILE_OPTION, help="these rows with predictions: .csv, .tsv or .parquet")
+    option("--std", **_FLAG_OPTION, help="add the standard deviation of the target around the prediction")
+    option("--plot", **_FILE_OPTION, help="draw the fit, or the effect of each feature: .png .svg .pdf")
+    option("--save", **_FILE_OPTION, help="keep the fit, for --load: .safetensors")
+    option("--load", **_FILE_OPTION, help="predict with a fit that --save kept")
+    option("--json", **_FLAG_OPTION, help="print all numbers as JSON")
 
 
-def _bench(command: argparse.ArgumentParser) -> None:
+def _options_of_bench(command: argparse.ArgumentParser) -> None:
     """Print the time of attlas, FlexAttention and eager attention divided by that of PyTorch's fused kernel (SDPA).
 
     The limits of this processor are printed too. They are measured once and kept in the user's cache folder;
@@ -347,10 +347,10 @@ def _bench(command: argparse.ArgumentParser) -> None:
     dtypes = f"{', '.join(DTYPES)} (default: {DTYPES[0]})"
     option("--dtype", default=DTYPES[0], choices=DTYPES, metavar="NAME", help=dtypes)
     option("--seconds", type=float, default=40.0, metavar="S", help="time for the three tables (default: 40)")
-    option("--again", **_FLAG, help="measure the limits of the processor again")
+    option("--again", **_FLAG_OPTION, help="measure the limits of the processor again")
 
 
-def _doctor(command: argparse.ArgumentParser) -> None:
+def _options_of_doctor(command: argparse.ArgumentParser) -> None:
     """Say what is installed, which kernels give the right numbers here, how often the host waits, and the times.
 
     Each backend of the device is compared with the definition in float64 on small problems. What was remembered of the
@@ -363,8 +363,8 @@ def _doctor(command: argparse.ArgumentParser) -> None:
     """
     option = command.add_argument
     option("--device", metavar="NAME", help="as cpu, cuda or cuda:1 (default: the GPU if there is one)")
-    option("--tokens", **_NUMBER, help="queries and keys of the table of times (default: 2048; on a GPU 8192)")
-    option("--heads", **_NUMBER, help="its heads (default: 4; on a GPU 16)")
+    option("--tokens", **_NUMBER_OPTION, help="queries and keys of the table of times (default: 2048; on a GPU 8192)")
+    option("--heads", **_NUMBER_OPTION, help="its heads (default: 4; on a GPU 16)")
     option("--size", type=int, metavar="D", help="its size of each head (default: 64; on a GPU 128)")
     option("--seconds", type=float, default=100.0, metavar="S", help="time for all of it (default: 100)")
-    option("--json", **_FLAG, help="print all of it as JSON")
+    option("--json", **_FLAG_OPTION, help="print all of it as JSON")

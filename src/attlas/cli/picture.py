@@ -22,8 +22,8 @@ from attlas.recording.atlas import Atlas, Entry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_OVERVIEW = 96  # blocks along a side of each of many heads, at most
-_LABELLED = 48  # tokens up to which every row and column has its text
+_OVERVIEW_BLOCKS = 96  # blocks along a side of each of many heads, at most
+_MOST_LABELLED = 48  # tokens up to which every row and column has its text
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -54,38 +54,38 @@ def draw(arguments: Namespace, terminal: Terminal) -> Path:
     if not atlas.entries:
         rule = "the recording must have an attention."
         raise UsageError(rule, f"none in {arguments.atlas}", "attlas record -o run.atlas")
-    entries = _entries(atlas, arguments.layer)
+    entries = _last_passes(atlas, arguments.layer)
     if arguments.head is None:
-        figure = _overview(atlas, entries, arguments, terminal)
+        figure = _figure_of_all_heads(atlas, entries, arguments, terminal)
     elif len(entries) > 1:
         raise UsageError("--head goes with --layer.", f"--head {arguments.head} without --layer", "--layer 0 --head 0")
     else:
-        figure = _one(atlas, entries[0], arguments, terminal)
+        figure = _figure_of_head(atlas, entries[0], arguments, terminal)
     return pictures.save(figure, arguments.out)
 
 
-def _entries(atlas: Atlas, layer: str | None) -> list[Entry]:
+def _last_passes(atlas: Atlas, layer: str | None) -> list[Entry]:
     """Return the last pass of each layer of the main kind, or of the one that is named."""
     if layer is None:
         return [atlas.entry(number) for number in atlas.layers()]
     return [entry_of(atlas, int(layer) if layer.removeprefix("-").isdecimal() else layer)]
 
 
-def _one(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -> Figure:
+def _figure_of_head(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -> Figure:
     """Draw one head, cell by cell with its tokens where there are few."""
     head = arguments.head
     if head not in entry.heads:
         found = f"--head {head}; there are {', '.join(map(str, entry.heads))}"
         raise UsageError("--head must be one of the layer's.", found, f"--head {entry.heads[0]}")
-    rows, columns = _window(entry, arguments)
+    rows, columns = _drawn_window(entry, arguments)
     with terminal.step(f"drawing layer {entry.layer}, head {head}"):
-        blocks = _blocks(entry, [entry.heads.index(head)], rows, columns, arguments.size or SIDE, arguments)[0]
+        blocks = _pooled_blocks(entry, [entry.heads.index(head)], rows, columns, arguments.size or SIDE, arguments)[0]
     name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"
     if entry.kind != "self":
         name += f" ({entry.kind})"
-    name += _sequence(entry)
+    name += _sequence_in_words(entry)
     log = arguments.scale == "log"
-    labels = _labels(atlas, entry, rows, columns, blocks)
+    labels = _token_labels(atlas, entry, rows, columns, blocks)
     if labels:
         return pictures.plot(blocks, labels=labels, title=name, log=log)
     title = f"{name}: {len(rows):,} queries × {len(columns):,} keys"
@@ -95,15 +95,15 @@ def _one(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -
     return pictures.grid(blocks[None, None], title=title, words=words, log=log, window=window)
 
 
-def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal: Terminal) -> Figure:
+def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal: Terminal) -> Figure:
     """Draw every head, layers down and heads across; a head that was not recorded stays empty."""
     heads = sorted({head for entry in entries for head in entry.heads})
-    size = arguments.size or _OVERVIEW
+    size = arguments.size or _OVERVIEW_BLOCKS
     parts: list[Tensor] = []
-    windows = [_window(entry, arguments) for entry in entries]
+    windows = [_drawn_window(entry, arguments) for entry in entries]
     with terminal.step(f"drawing {plural(sum(len(entry.heads) for entry in entries), 'head')}", len(entries)) as tick:
         for entry, (rows, columns) in zip(entries, windows, strict=True):
-            parts.append(_blocks(entry, range(len(entry.heads)), rows, columns, size, arguments))
+            parts.append(_pooled_blocks(entry, range(len(entry.heads)), rows, columns, size, arguments))
             tick()
     if len({(len(rows), len(columns)) for rows, columns in windows}) > 1:
         rule = "the layers must be of one size to stand side by side."
@@ -114,8 +114,11 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     kinds = {(entry, head.head): head.patterns[0].short for entry in entries for head in measure_entry(atlas, entry)}
     names = [[f"{entry.layer}·{head}  {kinds.get((entry, head), '')}" for head in heads] for entry in entries]
     title = f"{atlas.model}: " if atlas.model else ""
-    title += f"{_extent('queries', rows, entries[0].shape[2])} × {_extent('keys', columns, entries[0].shape[3])}"
-    title += _sequence(entries[0])
+    title += (
+        f"{_range_in_words('queries', rows, entries[0].shape[2])} × "
+        f"{_range_in_words('keys', columns, entries[0].shape[3])}"
+    )
+    title += _sequence_in_words(entries[0])
     return pictures.grid(
         maps,
         names,
@@ -127,18 +130,20 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     )
 
 
-def _sequence(entry: Entry) -> str:
+def _sequence_in_words(entry: Entry) -> str:
     """Return which sequence of a batch is drawn, where there are several."""
     return f", sequence 0 of {entry.shape[0]}" if entry.shape[0] > 1 else ""
 
 
-def _extent(what: str, window: range, size: int) -> str:
+def _range_in_words(what: str, window: range, size: int) -> str:
     """Return how many queries or keys are drawn, and which, where it is a part of them."""
     which = "" if len(window) == size else f" ({window.start}:{window.stop})"
     return f"{len(window):,} {what}{which}"
 
 
-def _blocks(entry: Entry, heads: Sequence[int], rows: range, columns: range, size: int, arguments: Namespace) -> Tensor:
+def _pooled_blocks(
+    entry: Entry, heads: Sequence[int], rows: range, columns: range, size: int, arguments: Namespace
+) -> Tensor:
     """Return the picture of some heads of batch 0, shape (heads, height, width): computed, or that which was kept."""
     if entry.matrix is not None:
         A = entry.matrix
@@ -154,7 +159,7 @@ def _blocks(entry: Entry, heads: Sequence[int], rows: range, columns: range, siz
     return kept[0, list(heads)].float()
 
 
-def _window(entry: Entry, arguments: Namespace) -> tuple[range, range]:
+def _drawn_window(entry: Entry, arguments: Namespace) -> tuple[range, range]:
     """Return the queries and keys that were asked for."""
     ranges = []
     for name, size in (("rows", entry.shape[2]), ("columns", entry.shape[3])):
@@ -171,7 +176,7 @@ def _window(entry: Entry, arguments: Namespace) -> tuple[range, range]:
     return ranges[0], ranges[1]
 
 
-def _labels(
+def _token_labels(
     atlas: Atlas, entry: Entry, rows: range, columns: range, blocks: Tensor
 ) -> tuple[list[str], list[str]] | None:
     """Return the texts of the queries and keys of sequence 0 where every cell is shown and all texts are known."""
@@ -181,5 +186,5 @@ def _labels(
         texts[0][start : start + size] if texts else []
         for texts, start, size in zip(atlas.texts_of(entry), places, sizes, strict=True)
     )
-    fits = sizes == (len(queries), len(keys)) == blocks.shape[-2:] and max(sizes) <= _LABELLED
+    fits = sizes == (len(queries), len(keys)) == blocks.shape[-2:] and max(sizes) <= _MOST_LABELLED
     return (queries, keys) if fits else None

@@ -35,12 +35,12 @@ from attlas.recording.hooks import subscribed
 from attlas.recording.metadata import token_bytes
 from attlas.stats import Statistic
 
-_PERIOD = 128  # length of the random block that occurs twice, at most
+_MOST_BLOCK_TOKENS = 128  # length of the random block that occurs twice, at most
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Record, and say what there is now."""
-    _report(write(arguments, terminal), arguments, terminal)
+    _print_recorded(write(arguments, terminal), arguments, terminal)
 
 
 def write(arguments: Namespace, terminal: Terminal) -> Atlas:
@@ -56,7 +56,7 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
         check_least(name, getattr(arguments, name), least, max(least, 64))
     source, text = read_text(arguments.text)
     head_statistics.selected(arguments.statistics, torch.arange(3), 1)  # an unknown name is an error before the work
-    layers, heads = (_list(name, getattr(arguments, name)) for name in ("layers", "heads"))
+    layers, heads = (_comma_separated(name, getattr(arguments, name)) for name in ("layers", "heads"))
     with terminal.step("loading the model"):
         loaded = load(
             models.path() if arguments.model is None else arguments.model,
@@ -118,12 +118,12 @@ def record_text(
         # What the statistics are depends on the whole text, and some of them on whole matrices: they come afterwards.
         if arguments.generate or (arguments.chunk or prompt_length) < prompt_length:
             steps, ids = _record_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
-        statistics = _statistics(loaded, ids, options, arguments.statistics)
+        statistics = _recorded_statistics(loaded, ids, options, arguments.statistics)
         words = list(texts(loaded.tokenizer, ids))
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
                 vocabulary = loaded.model.config.get_text_config().vocab_size
-                period = min(_PERIOD, (loaded.context or 2 * _PERIOD) // 2)
+                period = min(_MOST_BLOCK_TOKENS, (loaded.context or 2 * _MOST_BLOCK_TOKENS) // 2)
                 details["block"] = block_scores(loaded.model, vocabulary, period=period)
 
         def add_metadata(atlas: Atlas) -> None:
@@ -183,7 +183,9 @@ def _record_steps(
     return atlas if whole else None, ids
 
 
-def _statistics(loaded: LoadedModel, ids: Tensor, options: dict[str, Any], names: str | None) -> list[Statistic]:
+def _recorded_statistics(
+    loaded: LoadedModel, ids: Tensor, options: dict[str, Any], names: str | None
+) -> list[Statistic]:
     """Return the statistics of a recording; the sizes of some depend on the number of heads."""
     shape = loaded.model.config.get_text_config()
     layers = shape.num_hidden_layers if options.get("layers") is None else len(options["layers"])
@@ -221,13 +223,13 @@ def _reworded_errors(terminal: Terminal) -> Iterator[None]:
         try:
             yield
         except AttlasError as error:
-            raise _reworded(error) from error
+            raise _error_for_terminal(error) from error
     for warning in heard:
         if isinstance(warning.message, RecordingWarning):
-            terminal.complain(str(_reworded(warning.message.args[0])))
+            terminal.complain(str(_error_for_terminal(warning.message.args[0])))
 
 
-def _reworded(error: AttlasError) -> AttlasError:
+def _error_for_terminal(error: AttlasError) -> AttlasError:
     """Return an error of record() with a fix that can be typed on the command line."""
     fix = error.fix
     if fix.endswith("attlas.record(model, patch_sdpa=True)"):
@@ -237,7 +239,7 @@ def _reworded(error: AttlasError) -> AttlasError:
     return error.replaced(where="record", fix=fix)
 
 
-def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
+def _print_recorded(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
     """Say what was recorded, and with which commands it can be looked at."""
     out = arguments.out
     size = sum(file.stat().st_size for file in out.iterdir())
@@ -258,7 +260,7 @@ def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
         terminal.say(f"  {line}", "dim")
 
 
-def _list(name: str, text: str | None) -> list[int] | None:
+def _comma_separated(name: str, text: str | None) -> list[int] | None:
     """Return numbers that stand with commas between them."""
     try:
         return None if text is None else [int(word) for word in text.split(",")]

@@ -28,24 +28,24 @@ from attlas.foundation.installation import install_command
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
 
-_RULES = ("loo", "scott", "silverman")
-_DEFAULTS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
+_BANDWIDTH_RULES = ("loo", "scott", "silverman")
+_DEFAULT_OPTIONS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
 _OF_A_FIT = ("weights", "kernel", "bandwidth", "degree", "outside", "plot", "save")  # --load decides these
-_SAMPLE = 2_000  # rows whose neighbours are counted
+_COUNTED_ROWS = 2_000  # rows whose neighbours are counted
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the table, fit, say how well, and write what was asked for."""
-    _check(arguments)
+    _check_arguments(arguments)
     if arguments.load is not None:
-        model = _load(arguments.load)
-        text = _predict(model, arguments, terminal)
+        model = _load_fit(arguments.load)
+        text = _write_predictions(model, arguments, terminal)
         terminal.say(f"{terminal.style(str(arguments.out), 'bold')}  {text}")
         return
-    for name, value in _DEFAULTS.items():
+    for name, value in _DEFAULT_OPTIONS.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
-    bandwidth = _bandwidth(arguments.bandwidth)
+    bandwidth = _parsed_bandwidth(arguments.bandwidth)
     with terminal.step(f"reading {'the pipe' if str(arguments.data) == '-' else arguments.data.name}"):
         table = read(arguments.data, arguments)
         features = choose_features(table, arguments)
@@ -68,17 +68,17 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
         found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
         raise UsageError("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
-    columns, x, bandwidth = _expanded(columns, x, bandwidth)
-    model, report = _fit(arguments, bandwidth, columns, (x, y, weights), terminal)
+    columns, x, bandwidth = _expand_levels(columns, x, bandwidth)
+    model, report = _fitted_model(arguments, bandwidth, columns, (x, y, weights), terminal)
     report = {"source": table.source, "target": arguments.target, "dropped": dropped, **report}
     if arguments.json:
         terminal.data(json_text(report))
     else:
         print_report(report, terminal)
-    _write(arguments, model, report, (x, y), terminal)
+    _write_outputs(arguments, model, report, (x, y), terminal)
 
 
-def _expanded(columns: list[Column], numbers: Floats, bandwidth: Any) -> tuple[list[Column], Floats, Any]:
+def _expand_levels(columns: list[Column], numbers: Floats, bandwidth: Any) -> tuple[list[Column], Floats, Any]:
     """Return the columns with the levels that there are, their features, and a bandwidth for each of these."""
     learned = [column.learn(part) for column, part in zip(columns, numbers.T, strict=True)]
     if np.size(bandwidth) > 1:  # the levels of a category share what was given for it
@@ -86,7 +86,7 @@ def _expanded(columns: list[Column], numbers: Floats, bandwidth: Any) -> tuple[l
     return [column for column, _ in learned], np.column_stack([part for _, part in learned]), bandwidth
 
 
-def _fit(
+def _fitted_model(
     arguments: Namespace,
     bandwidth: Any,
     columns: Sequence[Column],
@@ -116,10 +116,13 @@ def _fit(
         model.table_columns_ = [[column.name, column.kind, [*column.levels]] for column in columns]
     with terminal.step("computing leave-one-out errors"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # x has no names here
-        own = _judge(y - model.leave_one_out(), y, weights)
-        linear, alone = _judge(_linear(x, y, weights), y, weights), _judge(_linear(x[:, :0], y, weights), y, weights)
+        own = _error_and_r2(y - model.leave_one_out(), y, weights)
+        linear, alone = (
+            _error_and_r2(_linear_residuals(x, y, weights), y, weights),
+            _error_and_r2(_linear_residuals(x[:, :0], y, weights), y, weights),
+        )
         # So many rows that the pairs of them with all others stay below 5e7.
-        sample = np.random.default_rng(0).permutation(len(y))[: int(np.clip(5e7 / len(y), 100, _SAMPLE))]
+        sample = np.random.default_rng(0).permutation(len(y))[: int(np.clip(5e7 / len(y), 100, _COUNTED_ROWS))]
         neighbours = model.effective_neighbours(x[sample])
     # What the report prints, and --json writes.
     return model, {
@@ -132,7 +135,7 @@ def _fit(
         "seconds": seconds,
         "columns": [{"name": c.name, "kind": c.kind, "levels": [*c.levels], "told": c.describe()} for c in columns],
         "features": [
-            {**_feature(name, part, width), "column": column.name, "kind": column.kind}
+            {**_record_of_feature(name, part, width), "column": column.name, "kind": column.kind}
             for (name, column), part, width in zip(features, x.T, model.bandwidth_.tolist(), strict=True)
         ],
         "leave_one_out": {"mean": alone, "linear": linear, "kernel_regression": own},
@@ -143,7 +146,7 @@ def _fit(
     }
 
 
-def _feature(name: str, column: Floats, bandwidth: float) -> dict[str, Any]:
+def _record_of_feature(name: str, column: Floats, bandwidth: float) -> dict[str, Any]:
     """Return what is said of a feature: bandwidth, standard deviation, least distance of two values, and reach.
 
     The reach is the bandwidth in standard deviations; infinite for a constant feature.
@@ -156,7 +159,7 @@ def _feature(name: str, column: Floats, bandwidth: float) -> dict[str, Any]:
     return {"name": name, "bandwidth": bandwidth, "spread": spread, "gap": gap, "reach": reach}
 
 
-def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
+def _linear_residuals(x: Floats, y: Floats, weights: Floats | None) -> Floats:
     """Return the leave-one-out residuals of weighted least squares with an intercept; of no feature those of the mean.
 
     NaN for a row that alone decides about a coefficient. Copies are left out together, as the estimator leaves them
@@ -183,7 +186,7 @@ def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
     return y - predicted[rows]
 
 
-def _judge(residuals: Floats, y: Floats, weights: Floats | None) -> dict[str, float]:
+def _error_and_r2(residuals: Floats, y: Floats, weights: Floats | None) -> dict[str, float]:
     """Return the root of the mean square of residuals, and R²; NaN are left out of both."""
     known = np.isfinite(residuals)
     if not known.any():
@@ -199,7 +202,7 @@ def _judge(residuals: Floats, y: Floats, weights: Floats | None) -> dict[str, fl
     }
 
 
-def _write(
+def _write_outputs(
     arguments: Namespace,
     model: AttentionRegressor,
     report: dict[str, Any],
@@ -221,13 +224,13 @@ def _write(
             drawn = figure(model, *data, report["features"], report["target"], caption)
             written.append((pictures.save(drawn, arguments.plot), "the fit as a picture"))
     if arguments.predict is not None:
-        written.append((arguments.out, _predict(model, arguments, terminal)))
+        written.append((arguments.out, _write_predictions(model, arguments, terminal)))
     if written and not arguments.json:
         terminal.say()
         terminal.files(written)
 
 
-def _load(path: Path) -> AttentionRegressor:
+def _load_fit(path: Path) -> AttentionRegressor:
     """Return a fit that was saved; raise a UsageError for another file."""
     from attlas.estimators import AttentionRegressor
 
@@ -257,7 +260,7 @@ def _columns_of(model: AttentionRegressor, table: Table, arguments: Namespace) -
     return [Column(name, kind, tuple(levels)) for name, (_, kind, levels) in zip(names, kept, strict=True)]
 
 
-def _predict(model: AttentionRegressor, arguments: Namespace, terminal: Terminal) -> str:
+def _write_predictions(model: AttentionRegressor, arguments: Namespace, terminal: Terminal) -> str:
     """Write the rows with their predictions; a cell is empty where there is none. Return what was written, in words."""
     out, target = arguments.out, arguments.target or getattr(model, "target_name_", None)
     names = [
@@ -292,7 +295,7 @@ def _predict(model: AttentionRegressor, arguments: Namespace, terminal: Terminal
 # ----------------------------------------------------------------------------------------------------------- options
 
 
-def _check(arguments: Namespace) -> None:
+def _check_arguments(arguments: Namespace) -> None:
     """Raise before the work for what would go wrong after it."""
     data, load, predict, out = arguments.data, arguments.load, arguments.predict, arguments.out
     if load is not None:
@@ -345,9 +348,9 @@ def _check_outputs(arguments: Namespace) -> None:
                 raise UsageError(f"{option} must not be a file that is read.", f"{option} {path} is {source}", fix)
 
 
-def _bandwidth(text: str) -> str | float | list[float]:
+def _parsed_bandwidth(text: str) -> str | float | list[float]:
     """Return what --bandwidth says: the name of a rule, one number, or a list with one for each feature."""
-    if text in _RULES:
+    if text in _BANDWIDTH_RULES:
         return text
     try:
         numbers = [float(word) for word in text.split(",")]

@@ -17,12 +17,14 @@ Floats = NDArray[np.float64]
 # The cells of a column: numbers, where the file has the type of a number for it, or else texts without blanks around.
 Cells: TypeAlias = Floats | Sequence[str]
 
-_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "?", "-", "–"))
-_BOOLEANS = {text: float(text.lower() == "true") for text in ("True", "False", "TRUE", "FALSE", "true", "false")}
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)? ?(?P<zone>Z|[+-]\d\d:?\d\d)?)?", flags=re.ASCII)
+_MISSING_TEXTS = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "?", "-", "–"))
+_BOOLEAN_TEXTS = {text: float(text.lower() == "true") for text in ("True", "False", "TRUE", "FALSE", "true", "false")}
+_DATE_PATTERN = re.compile(
+    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)? ?(?P<zone>Z|[+-]\d\d:?\d\d)?)?", flags=re.ASCII
+)
 _MAYBE_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([T ,].*)?", flags=re.ASCII)
 _BEGINS_AS_NUMBER = re.compile(r"[+-]?\.?\d", flags=re.ASCII)
-_LEVELS = 20  # different texts of a column, at most: each becomes a feature with a bandwidth of its own
+_MOST_LEVELS = 20  # different texts of a column, at most: each becomes a feature with a bandwidth of its own
 
 
 class Signs(NamedTuple):
@@ -33,20 +35,20 @@ class Signs(NamedTuple):
 
     def reads(self, cell: str) -> bool:
         """Tell whether a cell is a number, True or False."""
-        return cell in _BOOLEANS or _number(self).fullmatch(cell) is not None
+        return cell in _BOOLEAN_TEXTS or _number_pattern(self).fullmatch(cell) is not None
 
     def value(self, cell: str) -> float:
         """Return the number in a cell, 1 and 0 for True and False, or NaN."""
-        if cell in _BOOLEANS:
-            return _BOOLEANS[cell]
-        if not _number(self).fullmatch(cell):
+        if cell in _BOOLEAN_TEXTS:
+            return _BOOLEAN_TEXTS[cell]
+        if not _number_pattern(self).fullmatch(cell):
             return math.nan
         plain = cell if self.thousands is None else cell.replace(self.thousands, "")
         return float(plain.replace(self.decimal, "."))
 
 
 @cache
-def _number(signs: Signs) -> re.Pattern[str]:
+def _number_pattern(signs: Signs) -> re.Pattern[str]:
     """Return the form of numbers. Signs of thousands stand in every third place, or nowhere."""
     point = re.escape(signs.decimal)
     form = rf"(\d+{point}?\d*|{point}\d+)([eE][+-]?\d+)?"
@@ -83,12 +85,12 @@ class Column:
         levels = set(texts)
         if not texts or any(map(signs.reads, levels)):
             return cls(name)
-        dates = [_DATE.fullmatch(text) for text in levels]
+        dates = [_DATE_PATTERN.fullmatch(text) for text in levels]
         zones = {bool(date and date["zone"]) for date in dates}
         if all(dates) and len(zones) == 1:
             return cls(name, "zoned date" if zones.pop() else "date")
         looks_otherwise = any(_MAYBE_DATE.fullmatch(text) or _BEGINS_AS_NUMBER.match(text) for text in levels)
-        if looks_otherwise or len(levels) > min(_LEVELS, len(texts) // 2):
+        if looks_otherwise or len(levels) > min(_MOST_LEVELS, len(texts) // 2):
             return cls(name)
         return cls(name, "category", tuple(sorted(levels)))
 
@@ -104,7 +106,7 @@ class Column:
         if isinstance(cells, np.ndarray):
             return cells if self.kind == "number" else np.full(len(cells), math.nan)
         if self.kind.endswith("date"):
-            return _days(cells, self.kind == "zoned date")
+            return _days_since_1970(cells, self.kind == "zoned date")
         if self.kind == "category":
             places = {level: float(place) for place, level in enumerate(self.levels)}
             return np.array([places.get(text, math.nan) for text in cells], dtype=np.float64)
@@ -139,14 +141,14 @@ class Column:
 
 def is_missing(cell: str) -> bool:
     """Tell whether a cell stands for a missing value."""
-    return cell.lower() in _MISSING
+    return cell.lower() in _MISSING_TEXTS
 
 
-def _days(texts: Sequence[str], zoned: bool) -> Floats:
+def _days_since_1970(texts: Sequence[str], zoned: bool) -> Floats:
     """Return days since 1970-01-01; NaN where a cell is no date, or where only one of cell and column has a zone."""
     import pandas as pd
 
-    matches = [_DATE.fullmatch(text) for text in texts]
+    matches = [_DATE_PATTERN.fullmatch(text) for text in texts]
     dates = [match[0] if match and bool(match["zone"]) == zoned else None for match in matches]
     times = pd.Series(pd.to_datetime(dates, format="ISO8601", errors="coerce", utc=True))
     days: Floats = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)).to_numpy(np.float64, na_value=math.nan)
@@ -165,7 +167,7 @@ def explain_cell(cell: str, column: Column, cells: Cells, delimiter: str, argume
     if column.kind == "category":
         levels = f"{', '.join(column.levels[:8])}{' …' if len(column.levels) > 8 else ''}"
         return f"{shown}, which no row of the fit had ({levels})", "--drop-missing, which gives such rows no prediction"
-    if column.kind.endswith("date") or _MAYBE_DATE.fullmatch(cell) or _DATE.fullmatch(cell):
+    if column.kind.endswith("date") or _MAYBE_DATE.fullmatch(cell) or _DATE_PATTERN.fullmatch(cell):
         return _explain_date(cell, shown, column, known)
     other, sign = (".", "point") if arguments.decimal == "," else (",", "comma")
     as_decimal, as_thousands = Signs(other), Signs(arguments.decimal, other)
@@ -183,7 +185,7 @@ def explain_cell(cell: str, column: Column, cells: Cells, delimiter: str, argume
     if column.name in (arguments.target, arguments.weights):
         fix = "attlas.estimators.AttentionClassifier, which learns texts" if column.name == arguments.target else ""
         return f"{shown}, a text", fix
-    rule = f"at most {_LEVELS}, each twice on average, become features"
+    rule = f"at most {_MOST_LEVELS}, each twice on average, become features"
     return f"{shown}, one of {len(known):,} different texts in {len(texts):,} rows; {rule}", ""
 
 
@@ -192,13 +194,13 @@ def _explain_date(cell: str, shown: str, column: Column, known: set[str]) -> tup
 
     `shown` is the cell as the error shows it, `known` are the texts of its column that are no numbers.
     """
-    date = _DATE.fullmatch(cell)
+    date = _DATE_PATTERN.fullmatch(cell)
     if date is None:
         if column.kind.endswith("date"):
             return f"{shown} among dates", "dates as 2024-12-31, or 2024-12-31 23:59"
         return f"{shown}, which may be a date", "dates as 2024-12-31 (year-month-day)"
     if column.kind == "number":
-        dates = all(map(_DATE.fullmatch, known))
+        dates = all(map(_DATE_PATTERN.fullmatch, known))
         return f"{shown}, a date in {'a time zone in some rows only' if dates else 'a column of numbers or texts'}", ""
     if bool(date["zone"]) != (column.kind == "zoned date"):
         fix = "the same form of dates as in the fit"

@@ -10,7 +10,7 @@ from attlas.cli.regress_table import number
 from attlas.cli.terminal import Terminal
 
 FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
-_SHOWN = 24  # features that are listed
+_FEATURES_SHOWN = 24  # features that are listed
 
 
 def print_report(report: dict[str, Any], terminal: Terminal) -> None:
@@ -29,19 +29,19 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
         if report[name]:
             terminal.say(f"  {reason}: {plural(report[name], 'row')}")
     ordered = sorted(features, key=lambda feature: float(feature["reach"]))
-    names = [feature["name"] for feature in ordered[:_SHOWN]]
+    names = [feature["name"] for feature in ordered[:_FEATURES_SHOWN]]
     width = min(max(map(len, ["feature", *names])), max(12, terminal.width - 55))
     terminal.say()
     terminal.say(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim")
-    for feature in ordered[:_SHOWN]:
+    for feature in ordered[:_FEATURES_SHOWN]:
         name = feature["name"] if len(feature["name"]) <= width else feature["name"][: width - 1] + "…"
         line = f"  {name.ljust(width)}  {number(feature['bandwidth']):>9}  {number(feature['spread']):>9}"
         reach = feature["reach"]
         note = "  constant" if feature["spread"] == 0 else "  hardly matters" if reach >= FLAT else ""
         note = "  rows of the same value only" if 0 < feature["bandwidth"] < feature["gap"] / 6.0 else note
         terminal.say(f"{line}  {'–' if math.isinf(reach) else number(reach, 3):>18}{note}")
-    if len(ordered) > _SHOWN:
-        terminal.say(f"  and {len(ordered) - _SHOWN:,} of wider bandwidth; --json has all", "dim")
+    if len(ordered) > _FEATURES_SHOWN:
+        terminal.say(f"  and {len(ordered) - _FEATURES_SHOWN:,} of wider bandwidth; --json has all", "dim")
     terminal.say()
     errors = report["leave_one_out"]
     texts = {name: number(errors[name]["error"]) for name in errors}
@@ -52,11 +52,11 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
         terminal.say(f"  {label:<17}  {texts[name].rjust(width)}  {'–' if math.isnan(r2) else f'{r2:.3f}':>6}")
     terminal.say("  error: root mean square, in units of the target", "dim")
     terminal.say()
-    for line in _verdict(report):
+    for line in _verdict_in_words(report):
         terminal.say(f"  {line}")
 
 
-def _verdict(report: dict[str, Any]) -> list[str]:
+def _verdict_in_words(report: dict[str, Any]) -> list[str]:
     """Say in words how the kernel compares, and over how many rows it takes its means."""
     errors = report["leave_one_out"]
     own, linear, mean = (errors[name]["error"] for name in ("kernel_regression", "linear", "mean"))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}
-_CELLS = "every cell that is used must be a number, a date, or one of a few texts."
+_CELLS_RULE = "every cell that is used must be a number, a date, or one of a few texts."
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Table:
             return numbers
         if self.lines is None and column.map(is_list_like).any():
             fix = f"--features without {name}, or a column for each number in the lists"
-            raise UsageError(_CELLS, f"lists or records in column {name}", fix, arguments={self.source: name})
+            raise UsageError(_CELLS_RULE, f"lists or records in column {name}", fix, arguments={self.source: name})
         return [str(cell).strip() for cell in column]
 
     def columns(self, names: list[str], arguments: Namespace) -> list[Column]:
         """Return how each of these features becomes numbers."""
-        return [Column.of(name, self.cells(name), _signs(arguments)) for name in names]
+        return [Column.of(name, self.cells(name), _signs_of_numbers(arguments)) for name in names]
 
     def numbers(self, columns: list[Column], arguments: Namespace) -> Floats:
         """Return columns as numbers, one for each cell; NaN where a value is missing and may be.
@@ -67,7 +67,9 @@ class Table:
             column are named. If a column holds lists or records.
         """
         cells = [self.cells(column.name) for column in columns]
-        values = [column.numbers(part, _signs(arguments)) for column, part in zip(columns, cells, strict=True)]
+        values = [
+            column.numbers(part, _signs_of_numbers(arguments)) for column, part in zip(columns, cells, strict=True)
+        ]
         table = np.column_stack(values) if values else np.empty((len(self.frame), 0))
         for row, index in np.argwhere(~np.isfinite(table)):
             column, cell = columns[index], str(cells[index][row])
@@ -77,12 +79,12 @@ class Table:
             choose = self._usable_features(columns, arguments) or "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
-            raise UsageError(_CELLS, text, fix, arguments={self.source: f"{where}, column {column.name}"})
+            raise UsageError(_CELLS_RULE, text, fix, arguments={self.source: f"{where}, column {column.name}"})
         return table
 
     def _usable_features(self, columns: list[Column], arguments: Namespace) -> str:
         """Return the options for the features with a number in each cell, with a decimal comma where it is one."""
-        signs, comma, options = _signs(arguments), Signs(","), ""
+        signs, comma, options = _signs_of_numbers(arguments), Signs(","), ""
         features = [column.name for column in columns if column.name not in (arguments.target, arguments.weights)]
         good = [column.name for column in columns if self._is_usable(column, signs)]
         if signs == Signs() and self.delimiter != ",":
@@ -118,7 +120,7 @@ class Table:
         )
 
 
-def _signs(arguments: Namespace) -> Signs:
+def _signs_of_numbers(arguments: Namespace) -> Signs:
     return Signs(arguments.decimal, arguments.thousands)
 
 
@@ -139,22 +141,24 @@ def read(path: Path, arguments: Namespace) -> Table:
     source, text = read_lines(path, "the table")
     if not text.strip():
         raise UsageError("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
-    delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
-    rows, lines = _rows(text, delimiter, source)
+    delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _best_delimiter(text)
+    rows, lines = _rows_and_lines(text, delimiter, source)
     first = [cell.strip() for cell in rows[0]]
-    named = arguments.header == "yes" or (arguments.header == "auto" and not all(map(_signs(arguments).reads, first)))
+    named = arguments.header == "yes" or (
+        arguments.header == "auto" and not all(map(_signs_of_numbers(arguments).reads, first))
+    )
     names = first if named else [str(index + 1) for index in range(len(first))]
     frame = pd.DataFrame(rows[named:], columns=range(len(first)), dtype=object)
     return Table(source, frame, names, named, lines[named:], delimiter)
 
 
-def _rows(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list[int]]:
+def _rows_and_lines(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list[int]]:
     """Return all records, the header included, and the line in which each begins."""
     rows: list[list[str]] = []
     lines: list[int] = []
     text = text.replace("\t", " ") if delimiter == " " else text
     try:
-        for line, cells in _records(text, delimiter, strict=True):
+        for line, cells in _records_with_lines(text, delimiter, strict=True):
             columns = len(rows[0]) if rows else len(cells)
             if len(cells) == 1 < columns and not cells[0].strip():
                 continue  # a line of blanks
@@ -170,7 +174,7 @@ def _rows(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list
     return rows, lines
 
 
-def _records(text: str, delimiter: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
+def _records_with_lines(text: str, delimiter: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line and the cells of each record that is no empty line; wrong quotes raise if `strict`."""
     reader, line = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=strict), 1
     for cells in reader:
@@ -180,12 +184,12 @@ def _records(text: str, delimiter: str, *, strict: bool) -> Iterator[tuple[int, 
         line = reader.line_num + 1
 
 
-def _delimiter(text: str) -> str:
+def _best_delimiter(text: str) -> str:
     """Return the delimiter that cuts the first records into equally many cells, most of them numbers."""
     head, best, merit = "\n".join(text.split("\n", 100)[:100]), ",", -1.0
     for delimiter in DELIMITERS.values():
         try:
-            rows = [cells for _, cells in islice(_records(head, delimiter, strict=False), 50) if any(cells)]
+            rows = [cells for _, cells in islice(_records_with_lines(head, delimiter, strict=False), 50) if any(cells)]
         except csv.Error:
             continue
         if not rows or len(rows[0]) < 2:

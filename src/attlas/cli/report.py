@@ -15,8 +15,8 @@ from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
 from attlas.recording.atlas import Atlas
 
-_WINDOW = 32  # tokens that are looked at together
-_HEAD = re.compile(r"(\d+)[.·](\d+)")
+_WINDOW_TOKENS = 32  # tokens that are looked at together
+_HEAD_PATTERN = re.compile(r"(\d+)[.·](\d+)")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -38,7 +38,11 @@ def write(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.view import export  # the viewer, which commands that write no page do without
 
     check_target(arguments.out, "-o", (".html", ".htm"))
-    heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]
+    heads = (
+        None
+        if arguments.heads is None
+        else [_layer_and_head(part, arguments.heads) for part in arguments.heads.split(",")]
+    )
     atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
         heads = heads or _most_telling(atlas)
@@ -75,7 +79,7 @@ def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
     ids, top, index = atlas.ids[0], entry.statistics["top_k"], entry.heads.index(head)
     values, keys = top.values[0, index].float(), top.indices[0, index]
     # Of all windows of tokens the one with most such weight is taken, and the query from its last two thirds.
-    n, width = len(ids), min(_WINDOW, len(ids))
+    n, width = len(ids), min(_WINDOW_TOKENS, len(ids))
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
     distances = torch.arange(n)[:, None] - keys
     follows_copy = (before[keys] == ids[:, None]) & (distances < width // 2) & (keys > 0)
@@ -88,9 +92,9 @@ def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
     return shown.start + int(score.argmax())
 
 
-def _head(text: str, option: str) -> tuple[int, int]:
+def _layer_and_head(text: str, option: str) -> tuple[int, int]:
     """Return layer and head of one word of --heads, such as 2.4; `option` is the whole text, for the error."""
-    match = _HEAD.fullmatch(text.strip())
+    match = _HEAD_PATTERN.fullmatch(text.strip())
     if match is None:
         rule = "--heads must be layers and heads, with commas between them."
         raise UsageError(rule, f"--heads {option}", "--heads 2.4,3.2")

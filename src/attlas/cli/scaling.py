@@ -25,9 +25,15 @@ from attlas.foundation.installation import install_command
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST = 2**28  # numbers in the keys of one query
-_WIDE = 104  # characters of a line from which on a table shows the standard errors
-_RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that random vectors have and a model has not
+_MOST_NUMBERS = 2**28  # numbers in the keys of one query
+_WIDE_TERMINAL = 104  # characters of a line from which on a table shows the standard errors
+_RANDOM_OPTIONS = (
+    "sizes",
+    "keys",
+    "queries",
+    "distribution",
+    "seed",
+)  # options that random vectors have and a model has not
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -37,10 +43,10 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         need("matplotlib", "--plot", install_command("plot"))
     if arguments.json is not None:
         check_target(arguments.json, "--json", (".json",))
-    (_random if arguments.model is None else _model)(arguments, terminal)
+    (_measure_random if arguments.model is None else _measure_model)(arguments, terminal)
 
 
-def _random(arguments: Namespace, terminal: Terminal) -> None:
+def _measure_random(arguments: Namespace, terminal: Terminal) -> None:
     """Measure random vectors."""
     for name in ("text", "tokens", "target"):
         if getattr(arguments, name) is not None:
@@ -53,21 +59,21 @@ def _random(arguments: Namespace, terminal: Terminal) -> None:
         "queries": arguments.queries or QUERIES,
         "seed": arguments.seed or 0,
     }
-    sizes = _sizes(arguments.sizes, settings["keys"])
+    sizes = _parsed_sizes(arguments.sizes, settings["keys"])
     terminal.say("attlas scaling", "bold")
     with terminal.step("drawing random queries and keys"):
         study = scaling.study(sizes, **settings)
     terminal.say()
     _say_study(study, terminal)
-    _write(arguments, terminal, settings, study.table(), lambda: study_figure(study))
+    _write_outputs(arguments, terminal, settings, study.table(), lambda: study_figure(study))
 
 
-def _model(arguments: Namespace, terminal: Terminal) -> None:
+def _measure_model(arguments: Namespace, terminal: Terminal) -> None:
     """Measure the heads of a model."""
-    for name in _RANDOM:
+    for name in _RANDOM_OPTIONS:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
-    target, wanted = _target(arguments.target)
+    target, wanted = _parsed_target(arguments.target)
     source, text = read_text(arguments.text)
     terminal.say("attlas scaling", "bold")
     with terminal.step("loading the model"):
@@ -81,7 +87,7 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
         for layer, A in enumerate(attentions):
             of_layer = scaling.heads(A).heads
             heads += [replace(head, layer=layer) for head in of_layer]
-            factors += _factors(A, of_layer, target, wanted)
+            factors += _factors_of_heads(A, of_layer, target, wanted)
             tick()
     result = scaling.Heads(tuple(heads))
     title = f"{loaded.name} reads {len(ids):,} tokens of {source}"
@@ -90,10 +96,10 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
     _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
     table = [row | {"factor": factor} for row, factor in zip(result.table(), factors, strict=True)]
     head = {"model": loaded.name, "text": source, "tokens": len(ids), "target": target, "wanted": wanted}
-    _write(arguments, terminal, head, table, lambda: heads_figure(result, title))
+    _write_outputs(arguments, terminal, head, table, lambda: heads_figure(result, title))
 
 
-def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: float) -> list[float]:
+def _factors_of_heads(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: float) -> list[float]:
     """Return the factor of the logits of each head that meets the target."""
     if target == "variance":
         return [head.factor * math.sqrt(wanted) for head in heads]
@@ -106,7 +112,9 @@ def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: 
 # ------------------------------------------------------------------------------------------------------------ words
 
 
-def _group(title: str, columns: Mapping[str, Sequence[str]], terminal: Terminal, *, strong: bool = True) -> list[str]:
+def _lines_of_group(
+    title: str, columns: Mapping[str, Sequence[str]], terminal: Terminal, *, strong: bool = True
+) -> list[str]:
     """Return some columns under one heading as lines: the title, the names of the columns, and the rows.
 
     `strong` prints the first column bold, and the others dim.
@@ -121,7 +129,7 @@ def _group(title: str, columns: Mapping[str, Sequence[str]], terminal: Terminal,
     return lines
 
 
-def _print(groups: Sequence[Sequence[str]], breaks: Mapping[int, str], terminal: Terminal) -> None:
+def _print_groups(groups: Sequence[Sequence[str]], breaks: Mapping[int, str], terminal: Terminal) -> None:
     """Print groups of columns side by side; a line of words stands before the rows named in `breaks`."""
     titles, names, *rows = (f"  {'   '.join(parts)}".rstrip() for parts in zip(*groups, strict=True))
     terminal.say(titles)
@@ -134,7 +142,7 @@ def _print(groups: Sequence[Sequence[str]], breaks: Mapping[int, str], terminal:
         terminal.say(row)
 
 
-def _groups(
+def _groups_of_table(
     table: list[dict[str, Any]],
     headings: Mapping[str, str],
     predicted: str,
@@ -145,12 +153,12 @@ def _groups(
     """Return the columns of each measure of a table: measured, with standard errors if wanted, and predicted."""
     groups = []
     for name, heading in headings.items():
-        columns = {"measured": [_number(row[name], name) for row in table]}
+        columns = {"measured": [_measure_in_words(row[name], name) for row in table]}
         if name != "frobenius":  # there is no theory of its mean
             if errors:
-                columns[""] = [f"± {_number(row[f'{name}_error'], name)}" for row in table]
-            columns[predicted] = [_number(row[f"{name}_predicted"], name) for row in table]
-        groups.append(_group(heading, columns, terminal))
+                columns[""] = [f"± {_measure_in_words(row[f'{name}_error'], name)}" for row in table]
+            columns[predicted] = [_measure_in_words(row[f"{name}_predicted"], name) for row in table]
+        groups.append(_lines_of_group(heading, columns, terminal))
     return groups
 
 
@@ -169,14 +177,14 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
         "trace": "slope: trace of J",
         "frobenius": "‖J‖",
     }
-    sizes = _group("", {"d": [f"{row['d']:,}" for row in table]}, terminal)
-    groups = _groups(table, headings, "theory", terminal, errors=terminal.width >= _WIDE)
-    _print([sizes, *groups], {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
+    sizes = _lines_of_group("", {"d": [f"{row['d']:,}" for row in table]}, terminal)
+    groups = _groups_of_table(table, headings, "theory", terminal, errors=terminal.width >= _WIDE_TERMINAL)
+    _print_groups([sizes, *groups], {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
     terminal.say()
-    _conclude(study, terminal)
+    _print_conclusion(study, terminal)
 
 
-def _conclude(study: scaling.Study, terminal: Terminal) -> None:
+def _print_conclusion(study: scaling.Study, terminal: Terminal) -> None:
     """Say in words what the table shows."""
     plain, scaled = study.rows[-2], study.rows[-1]
     off = max(abs(row.variance.deviations(row.expected.variance)) for row in study.rows)
@@ -209,12 +217,19 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
         "trace": "trace of J",
     }
     places = {name: [str(row[name]) for row in table] for name in ("layer", "head")}
-    groups = [_group("", places, terminal, strong=False), *_groups(table, headings, "indep.", terminal)]
-    groups.append(_group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}, terminal))
-    groups.append(_group("factor for", {target: [_number(factor, "factor") for factor in factors]}, terminal))
-    _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
+    groups = [
+        _lines_of_group("", places, terminal, strong=False),
+        *_groups_of_table(table, headings, "indep.", terminal),
+    ]
+    groups.append(
+        _lines_of_group("‖J‖", {"": [_measure_in_words(row["frobenius"], "frobenius") for row in table]}, terminal)
+    )
+    groups.append(
+        _lines_of_group("factor for", {target: [_measure_in_words(factor, "factor") for factor in factors]}, terminal)
+    )
+    _print_groups(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
-    terminal.say(f"  {_verdict(result)}")
+    terminal.say(f"  {_verdict_in_words(result)}")
     terminal.say()
     for line in (
         "indep.: what independent queries and keys of the same means and covariances would give,",
@@ -225,7 +240,7 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
         terminal.say(f"  {line}", "dim")
 
 
-def _verdict(result: scaling.Heads) -> str:
+def _verdict_in_words(result: scaling.Heads) -> str:
     """Say which heads are sharper and which are flatter than independence would make them."""
     compared = [(head.entropy - head.expected.entropy, head) for head in result.heads if head.expected is not None]
     above = sum(head.variance > 1.0 for head in result.heads)
@@ -241,7 +256,7 @@ def _verdict(result: scaling.Heads) -> str:
     )
 
 
-def _number(value: float | None, name: str) -> str:
+def _measure_in_words(value: float | None, name: str) -> str:
     """Return a measure as it is printed, with as many digits as it deserves.
 
     Examples
@@ -257,7 +272,7 @@ def _number(value: float | None, name: str) -> str:
 # ------------------------------------------------------------------------------------------------- files and options
 
 
-def _write(
+def _write_outputs(
     arguments: Namespace,
     terminal: Terminal,
     head: dict[str, Any],
@@ -275,7 +290,7 @@ def _write(
     terminal.files(written)
 
 
-def _sizes(text: str | None, keys: int) -> list[int]:
+def _parsed_sizes(text: str | None, keys: int) -> list[int]:
     """Return the sizes, or say what is wrong with them; ``...`` goes on by the factor of the two before it."""
     if text is None:
         return [8, 16, 32, 64, 128, 256, 512]
@@ -292,14 +307,14 @@ def _sizes(text: str | None, keys: int) -> list[int]:
             rule = "--sizes must be whole numbers above 0 with commas between."
             raise UsageError(rule, f"--sizes {text}", "--sizes 8,64,512")
     largest = max(sizes)
-    if largest * keys > _MOST:
-        rule = f"the keys of one query must not be more than {_MOST:,} numbers."
+    if largest * keys > _MOST_NUMBERS:
+        rule = f"the keys of one query must not be more than {_MOST_NUMBERS:,} numbers."
         found = f"{keys:,} keys of size {largest:,}: {largest * keys:,} numbers"
-        raise UsageError(rule, found, f"--keys {max(2, _MOST // largest)}")
+        raise UsageError(rule, found, f"--keys {max(2, _MOST_NUMBERS // largest)}")
     return sizes
 
 
-def _target(text: str | None) -> tuple[str, float]:
+def _parsed_target(text: str | None) -> tuple[str, float]:
     """Return the quantity that the factor is to reach, and its value."""
     name, _, value = (text or "variance=1").partition("=")
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Vermilion and deep blue differ in lightness too, and each has a mark of its own.
 _PLAIN, _SCALED = pictures.ACCENT, DEEP
-_PANELS = (
+_PANEL_MEASURES = (
     ("variance", "Variance of the logits"),
     ("entropy", "Entropy of the weights, nats"),
     ("largest", "Largest weight"),
@@ -29,18 +29,18 @@ _PANELS = (
 
 def study_figure(study: Study) -> Figure:
     """Draw the four measures over d, without and with the scale; lines are theory, marks are measured."""
-    figure = _sheet(10.4, 7.4)
+    figure = _figure_with_margins(10.4, 7.4)
     plain = study.rows[::2]
     scaled = study.rows[1::2]
     sizes = np.array([row.d for row in plain], dtype=float)
     fine = np.geomspace(sizes.min() / 1.25, sizes.max() * 1.25, 40)
-    for ax, (name, title) in zip(figure.subplots(2, 2).ravel(), _PANELS, strict=True):
+    for ax, (name, title) in zip(figure.subplots(2, 2).ravel(), _PANEL_MEASURES, strict=True):
         theory = [getattr(expected(study.keys, float(d)), name) for d in fine]
         flat = getattr(expected(study.keys, 1.0), name)
         ax.plot(fine, theory, color=_PLAIN, linewidth=1.4, zorder=2)
         ax.plot(fine, np.full_like(fine, flat), color=_SCALED, linewidth=1.4, zorder=2)
-        _marks(ax, plain, name, _PLAIN, "o", "q·k")
-        _marks(ax, scaled, name, _SCALED, "s", "q·k / √d")
+        _draw_measures(ax, plain, name, _PLAIN, "o", "q·k")
+        _draw_measures(ax, scaled, name, _SCALED, "s", "q·k / √d")
         ax.set_xscale("log", base=2)
         if len(sizes) <= 12:
             ax.set_xticks(sizes, [f"{int(d)}" for d in sizes])
@@ -75,14 +75,14 @@ def study_figure(study: Study) -> Figure:
     return figure
 
 
-def _sheet(width: float, height: float) -> Figure:
+def _figure_with_margins(width: float, height: float) -> Figure:
     """Return a figure of the usual style with the margins of these two figures."""
     figure = pictures.sheet(width, height)
     set_layout(figure, h_pad=0.1, w_pad=0.1, hspace=0.03, wspace=0.03)
     return figure
 
 
-def _marks(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str, label: str) -> None:
+def _draw_measures(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str, label: str) -> None:
     """Draw the measured values of one measure over d, with their standard errors."""
     estimates = [getattr(row, name) for row in rows]
     ax.errorbar(
@@ -103,12 +103,12 @@ def _marks(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str
 def heads_figure(result: Heads, title: str) -> Figure:
     """Draw each head as a mark: measured against what independent queries and keys would give."""
     heads = [head for head in result.heads if head.expected is not None]
-    figure = _sheet(9.6, 9.4)
+    figure = _figure_with_margins(9.6, 9.4)
     layers = max((head.layer for head in result.heads), default=0) + 1
     # The palest and the darkest end of the palette are left out: they would vanish, or look alike.
     colours = pictures.depth()(np.linspace(0.30, 0.97, layers))
     marks = "osD^vPX*"
-    for ax, (name, heading) in zip(figure.subplots(2, 2).ravel(), _PANELS, strict=True):
+    for ax, (name, heading) in zip(figure.subplots(2, 2).ravel(), _PANEL_MEASURES, strict=True):
         for layer in range(layers):
             own = [head for head in heads if head.layer == layer]
             ax.plot(
@@ -123,7 +123,7 @@ def heads_figure(result: Heads, title: str) -> Figure:
                 zorder=3,
             )
         values = [getattr(part, name) for head in heads for part in (head, head.expected)]
-        low, high = _limits(values, name)
+        low, high = _axis_limits(values, name)
         if name == "variance":
             ax.set(xscale="log", yscale="log")
             _plain_numbers(ax.xaxis)
@@ -149,7 +149,7 @@ def heads_figure(result: Heads, title: str) -> Figure:
 def _name_farthest(ax: Axes, heads: Sequence[HeadScaling], name: str) -> None:
     """Write the number of the three heads farthest from the diagonal, where one does not cover another."""
     taken: list[tuple[float, float]] = []
-    for head in sorted(heads, key=lambda head: -_distance(head, name))[:3]:
+    for head in sorted(heads, key=lambda head: -_distance_from_theory(head, name))[:3]:
         point = (getattr(head.expected, name), getattr(head, name))
         x, y = ax.transAxes.inverted().transform(ax.transData.transform(point))
         if any(abs(x - left) < 0.12 and abs(y - low) < 0.05 for left, low in taken):
@@ -167,7 +167,7 @@ def _plain_numbers(axis: Axis) -> None:
     axis.set_minor_formatter(lambda value, _: "")
 
 
-def _distance(head: HeadScaling, name: str) -> float:
+def _distance_from_theory(head: HeadScaling, name: str) -> float:
     """Return how far a measure lies from that of independent queries and keys, of variances by their ratio."""
     measured, independent = getattr(head, name), getattr(head.expected, name)
     if name == "variance":
@@ -175,7 +175,7 @@ def _distance(head: HeadScaling, name: str) -> float:
     return abs(float(measured) - float(independent))
 
 
-def _limits(values: Sequence[float], name: str) -> tuple[float, float]:
+def _axis_limits(values: Sequence[float], name: str) -> tuple[float, float]:
     """Return the ends of both axes of a panel that shows these values of a measure."""
     if name in ("largest", "trace"):
         return 0.0, 1.03

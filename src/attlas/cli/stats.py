@@ -19,7 +19,7 @@ from attlas.heads.classification import detectable, measure_entry
 from attlas.recording.atlas import Atlas
 
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
-_SHOWN = (
+_SHOWN_COLUMNS = (
     ("entropy", "entropy", ".2f"),
     ("effective_keys", "keys", ",.1f"),
     ("first", "first", ".2f"),
@@ -33,7 +33,7 @@ _SHOWN = (
     ("logit_variance", "variance", ",.2f"),
     ("coverage_1", "coverage", ",.0f"),
 )
-_COLOURS = {
+_PATTERN_COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
     "previous": ("blue",),
@@ -46,17 +46,17 @@ _COLOURS = {
 }  # of the patterns, by their measure
 _NOT_MEASURES = ("layer", "head", "entropy", "effective_keys", "tokens")  # fields of Head that decide about no pattern
 # Columns of a recording that the measures of its heads replace.
-_REPLACED = ("first_key_mass",)
+_REPLACED_COLUMNS = ("first_key_mass",)
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the folder and print its heads."""
     check_least("top", arguments.top, 1, 5)
     atlas = open_atlas(arguments.atlas, terminal)
-    table = _rows(atlas)
-    rows = _chosen(atlas, table, arguments)
+    table = _records_of_heads(atlas)
+    rows = _chosen_rows(atlas, table, arguments)
     if arguments.json:
-        facts = {"model": atlas.model, "source": atlas.details.get("source"), "tokens": _tokens(atlas)}
+        facts = {"model": atlas.model, "source": atlas.details.get("source"), "tokens": _token_count(atlas)}
         terminal.data(json_text({**facts, "rows": rows}))
     elif arguments.csv:
         text = io.StringIO()
@@ -84,7 +84,7 @@ def open_atlas(folder: Path, terminal: Terminal) -> Atlas:
     return atlas
 
 
-def _rows(atlas: Atlas) -> list[dict[str, Any]]:
+def _records_of_heads(atlas: Atlas) -> list[dict[str, Any]]:
     """Return one record per head: the recorded numbers, and its measures and patterns where they are known."""
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
@@ -103,12 +103,12 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
         what = None if head is None else ", ".join((head.patterns[0].name, *secondary_patterns(head)))
         measures = {name: None if head is None else getattr(head, name) for name in names}
         rows.append(
-            {name: value for name, value in record.items() if name not in _REPLACED} | {"what": what} | measures
+            {name: value for name, value in record.items() if name not in _REPLACED_COLUMNS} | {"what": what} | measures
         )
     return rows
 
 
-def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: Namespace) -> list[dict[str, Any]]:
+def _chosen_rows(atlas: Atlas, rows: list[dict[str, Any]], arguments: Namespace) -> list[dict[str, Any]]:
     """Return the rows that were asked for, in the order that was asked for."""
     if arguments.layer is not None:
         entry = entry_of(atlas, arguments.layer)
@@ -125,7 +125,7 @@ def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: Namespace) -> l
     return rows[: arguments.top]
 
 
-def _tokens(atlas: Atlas) -> int | None:
+def _token_count(atlas: Atlas) -> int | None:
     return None if atlas.ids is None else int(atlas.ids.shape[-1])
 
 
@@ -138,7 +138,7 @@ def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -
         return
     kind, call = ([(name, name, "")] if len({row[name] for row in rows}) > 1 else [] for name in ("kind", "call"))
     columns = [*kind, ("layer", "layer", "d"), ("head", "head", "d"), *call]
-    columns += [column for column in _SHOWN if any(row.get(column[0]) is not None for row in rows)]
+    columns += [column for column in _SHOWN_COLUMNS if any(row.get(column[0]) is not None for row in rows)]
     patterns = [str(row.get("what") or "") for row in rows] if any(row.get("what") for row in rows) else []
     length = round(_mean_length(atlas))
     few = [kind.name for kind in PATTERNS if kind not in detectable(length)] if patterns else []
@@ -159,7 +159,9 @@ def _in_colour(names: str, terminal: Terminal) -> str:
     """Return the names of a head's patterns, the first one in its colour."""
     first, comma, others = names.partition(", ")
     measure = next((pattern.measure for pattern in PATTERNS if pattern.name == first), "")
-    return terminal.style(first or "–", *_COLOURS.get(measure, ("dim",))) + terminal.style(comma + others, "dim")
+    return terminal.style(first or "–", *_PATTERN_COLOURS.get(measure, ("dim",))) + terminal.style(
+        comma + others, "dim"
+    )
 
 
 def _mean_length(atlas: Atlas) -> float:
@@ -172,7 +174,7 @@ def _mean_length(atlas: Atlas) -> float:
 def title_line(atlas: Atlas) -> str:
     """Return the title of a recording: model, layers and heads, and the text as far as it is known."""
     heads = max((len(entry.heads) for entry in atlas.entries), default=0)
-    tokens, source = _tokens(atlas), atlas.details.get("source")
+    tokens, source = _token_count(atlas), atlas.details.get("source")
     read = "" if tokens is None else f", reads {plural(tokens, 'token')}" + (f" of {source}" if source else "")
     count, missing = len(atlas.layers()), len(atlas.missing_layers())
     layers = f"{count} of {count + missing} layers" if missing else plural(count, "layer")

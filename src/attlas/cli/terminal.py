@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from attlas.errors import AttlasError
 
-_CODES = {
+_COLOUR_CODES = {
     "bold": "1",
     "dim": "2",
     "red": "31",
@@ -26,9 +26,9 @@ _CODES = {
     "magenta": "35",
     "cyan": "36",
 }
-_BAR = 24
-_LINE = 110  # columns of running text, at most
-_QUIET = 20.0  # seconds after which a log hears that something long goes on
+_BAR_WIDTH = 24
+_MOST_LINE_COLUMNS = 110  # columns of running text, at most
+_QUIET_SECONDS = 20.0  # seconds after which a log hears that something long goes on
 
 
 class Help(argparse.HelpFormatter):
@@ -75,7 +75,7 @@ class Terminal:
     def say(self, text: str = "", *names: str) -> None:
         """Write one line of the result, in a style where the standard output shows styles."""
         if self._is_line_moving:
-            self._clear()
+            self._clear_moving_line()
         print(self.style(text, *names), file=self.out, flush=True)
 
     def data(self, text: str) -> None:
@@ -86,13 +86,13 @@ class Terminal:
 
     def prose(self, text: str, *names: str, indent: str = "  ") -> None:
         """Write sentences, broken into lines where the terminal ends."""
-        width = min(self.width, _LINE)
+        width = min(self.width, _MOST_LINE_COLUMNS)
         for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False):
             self.say(line, *names)
 
     def complain(self, text: str) -> None:
         """Write an error."""
-        self._clear()
+        self._clear_moving_line()
         head, _, rest = text.partition("\n")
         head = self.style(f"attlas: {head}", "bold", stream=self.err)
         print(head, rest, sep="\n" if rest else "", file=self.err)
@@ -104,7 +104,7 @@ class Terminal:
         coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         if not (coloured and names and text):
             return text
-        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+        return f"\x1b[{';'.join(_COLOUR_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def files(self, written: Sequence[tuple[Path, str]], width: int = 0) -> None:
         """Name the files that were written, in a column of at least `width` characters, and say what each is."""
@@ -127,7 +127,7 @@ class Terminal:
         show = self._progress_line(label)
 
         def say() -> None:
-            moving = f"  {self._bar(done / total)} {done}/{total}" if total else " …"
+            moving = f"  {self._bar_of_share(done / total)} {done}/{total}" if total else " …"
             show(moving, f"{done}/{total}" if 0 < done < total else "")
 
         def tick(*_: Any) -> None:
@@ -138,7 +138,7 @@ class Terminal:
 
         say()
         yield tick
-        self._finish(label, f"{time.perf_counter() - begin:.1f} s")
+        self._finish_step(label, f"{time.perf_counter() - begin:.1f} s")
 
     @contextmanager
     def shares(self, label: str) -> Iterator[Callable[..., None]]:
@@ -161,44 +161,44 @@ class Terminal:
             """Show the share that is done; keep the words for the line at the end."""
             nonlocal words
             words = text
-            show(f"  {self._bar(share)} {text or f'{share:.0%}'}", f"{share:.0%}  {text}".rstrip())
+            show(f"  {self._bar_of_share(share)} {text or f'{share:.0%}'}", f"{share:.0%}  {text}".rstrip())
 
         yield tell
-        self._finish(label, words or f"{time.perf_counter() - begin:.1f} s")
+        self._finish_step(label, words or f"{time.perf_counter() - begin:.1f} s")
 
     def _progress_line(self, label: str) -> Callable[[str, str], None]:
         """Return a function that shows progress: the first text on a moving line, in a log the second now and then."""
         last = time.perf_counter()
 
         def show(moving: str, logged: str) -> None:
-            """Redraw the moving line of a terminal; elsewhere print a new line, every `_QUIET` seconds at most."""
+            """Redraw the moving line of a terminal; elsewhere print a new line, every `_QUIET_SECONDS` at most."""
             nonlocal last
-            if self._moves():
+            if self._has_moving_line():
                 print(f"\r\x1b[K  {label}{moving}", end="", file=self.err, flush=True)
                 self._is_line_moving = True
-            elif logged and time.perf_counter() - last >= _QUIET:
+            elif logged and time.perf_counter() - last >= _QUIET_SECONDS:
                 last = time.perf_counter()
                 print(f"  {label}  {logged}", file=self.err, flush=True)
 
         return show
 
-    def _finish(self, label: str, text: str) -> None:
+    def _finish_step(self, label: str, text: str) -> None:
         """End the line of a step: name it and say its time, unless steps vanish when they are done."""
-        self._clear()
-        if self._moves() and not self.keeps_steps:
+        self._clear_moving_line()
+        if self._has_moving_line() and not self.keeps_steps:
             return
         print(f"  {label}  {self.style(text, 'dim', stream=self.err)}", file=self.err, flush=True)
 
-    def _clear(self) -> None:
+    def _clear_moving_line(self) -> None:
         """Remove the moving line, where there is one."""
-        if self._moves():
+        if self._has_moving_line():
             print("\r\x1b[K", end="", file=self.err, flush=True)
         self._is_line_moving = False
 
-    def _moves(self) -> bool:
+    def _has_moving_line(self) -> bool:
         return self.err.isatty() and os.environ.get("TERM") != "dumb"
 
-    def _bar(self, share: float) -> str:
+    def _bar_of_share(self, share: float) -> str:
         """Return a bar that is filled to a share from 0 to 1."""
-        filled = int(_BAR * share)
-        return f"{'━' * filled}{self.style('━' * (_BAR - filled), 'dim', stream=self.err)}"
+        filled = int(_BAR_WIDTH * share)
+        return f"{'━' * filled}{self.style('━' * (_BAR_WIDTH - filled), 'dim', stream=self.err)}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor th
     from attlas.view.corpus import Loader, NoModelError
 
 _SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
-_RECORDED = ("model", "text", "tokens", "generate", "out")
+_RECORD_OPTIONS = ("model", "text", "tokens", "generate", "out")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -43,7 +43,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
     folders = arguments.atlas
     # Beside a folder, the model is that which reads texts typed on the page.
-    recorded = [name for name in _RECORDED if not (folders and name == "model")]
+    recorded = [name for name in _RECORD_OPTIONS if not (folders and name == "model")]
     options = [name for name in recorded if getattr(arguments, name) is not None]
     if len(folders) > 1 or any(map(is_corpus, folders)):
         _view_corpora(arguments, options, terminal)
@@ -65,7 +65,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         # Beside a second recording, no model reads texts typed on the page.
         model = None if arguments.compare else arguments.model or (None if folders else models.path())
-        folder = folders[0] if folders else _recorded(arguments, stack, terminal)
+        folder = folders[0] if folders else _record_for_view(arguments, stack, terminal)
         idle = show(folder, terminal, arguments, model)
     if not idle:  # a long step is still computed, and a person who has pressed Ctrl-C waits for nothing
         sys.stdout.flush()
@@ -103,10 +103,10 @@ def _show_corpora(folders: Sequence[Path], terminal: Terminal, arguments: Namesp
         lines.append(f"{len(corpus.heads):,} heads of {name}, {size}")
         if not corpus.config["complete"]:
             lines.append("not finished: attlas corpus with the same arguments goes on where it was")
-    loaders = [_loader(corpus, arguments.model) for corpus in corpora]
+    loaders = [_loader_of_model(corpus, arguments.model) for corpus in corpora]
     titles = [folder.resolve().name for folder in folders]
     with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
-        _serve(service, [*lines, "Ctrl-C closes it"], terminal, arguments)
+        _serve_until_stopped(service, [*lines, "Ctrl-C closes it"], terminal, arguments)
     terminal.complain("the viewer is closed.")
 
 
@@ -141,7 +141,7 @@ def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]
     return corpora
 
 
-def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
+def _loader_of_model(corpus: Corpus, given: str | None) -> Loader | NoModelError:
     """Return the function that loads the model of a corpus, or the reason why none can."""
     from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, NoModelError
 
@@ -218,7 +218,7 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
         service = ReadingService(shown, loader, name=Path(model).name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
-        _serve(service, [f"{line}; Ctrl-C closes it"], terminal, arguments)
+        _serve_until_stopped(service, [f"{line}; Ctrl-C closes it"], terminal, arguments)
     finally:
         closing.start()
         closing.join(_SHUTDOWN_SECONDS)
@@ -226,7 +226,7 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
     return not closing.is_alive()
 
 
-def _serve(service: Any, lines: Sequence[str], terminal: Terminal, arguments: Namespace) -> None:
+def _serve_until_stopped(service: Any, lines: Sequence[str], terminal: Terminal, arguments: Namespace) -> None:
     """Serve a page until Ctrl-C; say its address, and lines about what is served."""
     from attlas.view.server import serve_until_stopped
 
@@ -261,19 +261,19 @@ def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None
         terminal.say(f"  {command}  needs:")
         terminal.say(f"  {install_command('view')}")
         return
-    if browser and _attended(terminal) and has_browser():
+    if browser and _is_interactive(terminal) and has_browser():
         terminal.say()
         run(parse(["view", "--", str(folder)]), terminal)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
 
 
-def _attended(terminal: Terminal) -> bool:
+def _is_interactive(terminal: Terminal) -> bool:
     """Tell whether a person reads the output and can press Ctrl-C: no pipe, no log, no continuous integration."""
     return terminal.out.isatty() and sys.stdin is not None and sys.stdin.isatty() and not os.environ.get("CI")
 
 
-def _recorded(arguments: Namespace, stack: contextlib.ExitStack, terminal: Terminal) -> Path:
+def _record_for_view(arguments: Namespace, stack: contextlib.ExitStack, terminal: Terminal) -> Path:
     """Record what was asked for; without a folder of the user's, one that goes when the viewer is closed."""
     folder = arguments.out
     if folder is None:

@@ -23,7 +23,7 @@ from attlas.errors import RecordingError
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
 
-_TEXTS = 1 << 16  # texts of one document, at most
+_MOST_TEXTS = 1 << 16  # texts of one document, at most
 
 
 class CorpusActor:
@@ -105,10 +105,10 @@ class CorpusActor:
                 # By ascending number, as the lines of a part are.
                 for row in np.argsort(numbers, kind="stable"):
                     one = {name: column[row] for name, column in batch.items() if name != self._number}
-                    texts = list(self._cutter.cut(document_of(f"#{numbers[row]}", one, self._column)))[:_TEXTS]
+                    texts = list(self._cutter.cut(document_of(f"#{numbers[row]}", one, self._column)))[:_MOST_TEXTS]
                     before = self._run.tokens
-                    # Reads the texts and notes what was measured; those of document d are numbered from d * _TEXTS on.
-                    self._run.unit(journal, list(enumerate(texts, numbers[row] * _TEXTS)))
+                    # Reads the texts and notes what was measured; those of document d are numbered from d * _MOST_TEXTS on.
+                    self._run.unit(journal, list(enumerate(texts, numbers[row] * _MOST_TEXTS)))
                     tokens.append((row, self._run.tokens - before))
                 journal.commit()
             # Moved into place whole: a killed actor leaves no half of a part.

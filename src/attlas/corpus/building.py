@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from attlas.corpus.extending import FinishedCorpus
     from attlas.corpus.folder import Corpus, Source
 
-_MOST = 16384
-_FEW = 50  # texts before which a share of failures tells nothing
-_COMMITS = 0.05  # share of the time that commits may take
+_MOST_TOKENS = 16384
+_FEW_TEXTS = 50  # texts before which a share of failures tells nothing
+_COMMIT_SHARE = 0.05  # share of the time that commits may take
 
 #: Called after each batch with the texts and the tokens that this process has read so far, and the share of the whole.
 Progress = Callable[[int, int, float], None]
@@ -49,7 +49,7 @@ def corpus(
     tokenizer: Any = None,
     length: int | None = None,
     stride: int | None = None,
-    limit: int | None = _MOST,
+    limit: int | None = _MOST_TOKENS,
     batch: int = 1,
     seed: int = 0,
     samples: int = SAMPLES,
@@ -243,7 +243,7 @@ class Run:
         self.vocabulary: int = about["model"]["vocabulary"]
         # What a model without a configuration reads at once is not known: the texts say how much is enough.
         self._block = reader.block(self.vocabulary, about["model"]["context"] or about["settings"]["length"])
-        self.about, self.checksum = self._agreed(about, tokenizer, result, before)
+        self.about, self.checksum = self._agreed_facts(about, tokenizer, result, before)
         with parts_of(folder, self.checksum) as parts:
             self._known = KnownTexts.together([part.known for part in parts])
         self._first = 0 if before is None else before.first
@@ -256,7 +256,7 @@ class Run:
         """Take note that a share of the source was read."""
         self._share = share
 
-    def _agreed(
+    def _agreed_facts(
         self, about: dict[str, Any], tokenizer: Any, result: str | None, before: FinishedCorpus | None
     ) -> tuple[dict[str, Any], str]:
         """Return the facts of the run, as its first process has written them, and their checksum."""
@@ -310,7 +310,7 @@ class Run:
                         begin = time.monotonic()
                         journal.commit()
                         last = time.monotonic()
-                        wait = max(every, (last - begin) / _COMMITS)
+                        wait = max(every, (last - begin) / _COMMIT_SHARE)
                     if progress is not None:
                         share = 0.0 if self._limit is None else number / self._limit
                         progress(self.texts, self.tokens, min(max(share, self._share), 1.0))
@@ -390,7 +390,7 @@ class Run:
 
     def _check_failures(self, share: float) -> None:
         """Raise an error where more than `share` of the texts failed; the first few texts tell nothing yet."""
-        if self.failed > share * max(self.texts, _FEW):
+        if self.failed > share * max(self.texts, _FEW_TEXTS):
             self._too_many()
 
     def _too_many(self) -> None:
@@ -405,11 +405,11 @@ class Run:
         from attlas.corpus.folder import open_folder
 
         with mutex(self.folder / PARTS):
-            if not is_written(self.folder) and not self._write(failures):
+            if not is_written(self.folder) and not self._write_result(failures):
                 return None
         return open_folder(self.folder, verify=False)
 
-    def _write(self, failures: float) -> bool:
+    def _write_result(self, failures: float) -> bool:
         """Write the result; return whether all processes are done."""
         from attlas.corpus.extending import sources_before
         from attlas.corpus.folder import failed_rows, write
@@ -423,7 +423,7 @@ class Run:
             self.texts = self.failed + sum(int(one.state.counts[0, -1]) for one in sources if one.state is not None)
             if not self.texts:
                 raise ShapeError("there must be something to read.", "no text", "another source.", where="corpus()")
-            if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW):
+            if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW_TEXTS):
                 self._too_many()
             write(self.folder, self.about, sources)
         return True

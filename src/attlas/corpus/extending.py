@@ -59,10 +59,10 @@ class FinishedCorpus:
         self.checksum = sha256_of(self.corpus.folder / CONFIG)
         # Only the files that are compared with the source are checked here, the others where they are read.
         check_files(self.corpus.folder, self.corpus.config, ("texts.parquet", "failed.jsonl"))
-        self.first = 0  # `_entries` raises it
-        self._known = KnownTexts.of(self._entries())
+        self.first = 0  # `_entries_of_texts` raises it
+        self._known = KnownTexts.of(self._entries_of_texts())
 
-    def _entries(self) -> Iterator[tuple[int, int, bool]]:
+    def _entries_of_texts(self) -> Iterator[tuple[int, int, bool]]:
         """Yield place and identity of each text, and whether it was read; find the number behind all of them."""
         for kind in ("texts", "failed"):
             for row in Finished.rows(self.corpus, kind):
@@ -160,11 +160,11 @@ def keep(folder: Path, result: str) -> None:
     shutil.rmtree(base, ignore_errors=True)
     (base / "samples").mkdir(parents=True)
     for name in names:
-        _link(folder / name, base / name)
+        _link_or_copy(folder / name, base / name)
     sync_folder(base)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it where a file has only one."""
     try:
         os.link(source, target)

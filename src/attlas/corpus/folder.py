@@ -41,10 +41,10 @@ from attlas.recording.atlas.tensors import sha256_of
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
 BASE = "base"  # folder of a finished corpus within the parts of the run that extends it
-_FILE = re.compile(r"(samples/)?\w[\w.]*")
-_ATTEMPTS = 5
-_ROWS = 4096  # rows of a table that are written at once
-_TEXT = {"text": pa.int64(), "source": pa.string(), "start": pa.int64()}  # columns that tell a text
+_FILE_NAME = re.compile(r"(samples/)?\w[\w.]*")
+_MOST_ATTEMPTS = 5
+_ROWS_AT_ONCE = 4096  # rows of a table that are written at once
+_TEXT_COLUMNS = {"text": pa.int64(), "source": pa.string(), "start": pa.int64()}  # columns that tell a text
 
 
 # What a corpus is joined from: parts of an unfinished one, or finished ones.
@@ -114,11 +114,11 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     counts = {"texts": 0, "tokens": 0, "failed": 0}
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
-    schema = pa.schema(_TEXT | {"tokens": pa.int32(), "hash": pa.string()})
+    schema = pa.schema(_TEXT_COLUMNS | {"tokens": pa.int32(), "hash": pa.string()})
     with whole_file(folder / "texts.parquet") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
         last = -1
-        while some := list(islice(lines, _ROWS)):
+        while some := list(islice(lines, _ROWS_AT_ONCE)):
             numbers = [last, *(row["text"] for row in some)]
             if any(a == b for a, b in pairwise(numbers)):
                 fix = "attlas corpus into another folder."
@@ -136,7 +136,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     with whole_file(folder / _STATE) as file:
         save_file(state.tensors(), file)
     save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY)
-    config = _config(state, facts, counts, complete=complete) | {"files": _digests(folder)}
+    config = _contents_of_config(state, facts, counts, complete=complete) | {"files": _sizes_and_checksums(folder)}
     save_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", folder / CONFIG)
     sync_folder(folder)
 
@@ -168,12 +168,14 @@ def _write_samples(
             save_file(some | {"ids": held["ids"]}, file)
         ids = held["ids"].tolist()
         tokens = [vocabulary[one] for one in ids]
-        texts.append({name: row[name] for name in _TEXT} | {"ids": ids, "tokens": tokens})
-    schema = pa.schema(_TEXT | {"ids": pa.list_(pa.int32()), "tokens": pa.list_(pa.string())})
+        texts.append({name: row[name] for name in _TEXT_COLUMNS} | {"ids": ids, "tokens": tokens})
+    schema = pa.schema(_TEXT_COLUMNS | {"ids": pa.list_(pa.int32()), "tokens": pa.list_(pa.string())})
     _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
 
 
-def _config(state: State, facts: dict[str, Any], counts: dict[str, int], *, complete: bool) -> dict[str, Any]:
+def _contents_of_config(
+    state: State, facts: dict[str, Any], counts: dict[str, int], *, complete: bool
+) -> dict[str, Any]:
     """Return the contents of config.json, without the checksums of the files."""
     layers = sorted({layer for layer, _ in state.heads})
     per_layer = [sum(layer == one for layer, _ in state.heads) for one in layers]
@@ -198,7 +200,7 @@ def _config(state: State, facts: dict[str, Any], counts: dict[str, int], *, comp
     }
 
 
-def _digests(folder: Path) -> dict[str, dict[str, Any]]:
+def _sizes_and_checksums(folder: Path) -> dict[str, dict[str, Any]]:
     """Return size and checksum of every other file of a corpus, by its path in the folder."""
     found = sorted([*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE, folder / _VOCABULARY])
     found += sorted((folder / "samples").glob("*.safetensors"))
@@ -347,21 +349,21 @@ class Corpus:
                 rule, found, "attlas.load(folder) once more.", folder=str(self.folder), where="corpus"
             ) from error
         if error is not None:
-            raise _broken(self.folder, f"{error.strerror or error}: {error.filename}") from error
+            raise _broken_folder_error(self.folder, f"{error.strerror or error}: {error.filename}") from error
 
-    def _read(self, name: str) -> pa.Table:
+    def _read_table(self, name: str) -> pa.Table:
         """Return the table in a file of the folder; raise where the folder was changed meanwhile."""
         with self.reading():
             return pq.read_table(self.folder / f"{name}.parquet")
 
     @cached_property
-    def _tables(self) -> dict[str, pa.Table]:
-        return {name: self._read(name) for name in ("heads", "distributions", "distances", "tokens", "samples")}
+    def _result_tables(self) -> dict[str, pa.Table]:
+        return {name: self._read_table(name) for name in ("heads", "distributions", "distances", "tokens", "samples")}
 
     @property
     def heads(self) -> list[tuple[int, int]]:
         """Layer and number of each head."""
-        table = self._tables["heads"]
+        table = self._result_tables["heads"]
         return list(zip(table["layer"].to_pylist(), table["head"].to_pylist(), strict=True))
 
     @public("table()")
@@ -381,7 +383,7 @@ class Corpus:
             If the library is not installed.
         """
         one_of("kind", kind, ("pandas", "polars", "arrow"), 'table("pandas")')
-        table = self._tables["heads"]
+        table = self._result_tables["heads"]
         if kind == "arrow":
             return table
         library = import_extra(kind, f"{kind} must be installed.", f"pip install {kind}, or table('arrow')")
@@ -389,7 +391,7 @@ class Corpus:
 
     def texts(self) -> pa.Table:
         """Return one row per text that was read."""
-        return self._read("texts")
+        return self._read_table("texts")
 
     def failed(self) -> list[dict[str, Any]]:
         """Return the texts that failed, each with its reason."""
@@ -402,7 +404,7 @@ class Corpus:
         if (layer, head) not in self.heads:
             fix = "see corpus.heads"
             raise OutOfRangeError("there must be such a head.", f"layer {layer}, head {head}", fix, where="Corpus")
-        table = self._tables[name]
+        table = self._result_tables[name]
         chosen = pc.and_(pc.equal(table["layer"], layer), pc.equal(table["head"], head))
         rows: list[dict[str, Any]] = table.filter(chosen).to_pylist()
         return rows
@@ -426,8 +428,8 @@ class Corpus:
         )
 
     @cached_property
-    def _sampled(self) -> dict[int, dict[str, Any]]:
-        return {row["text"]: row for row in self._read("sampled_texts").to_pylist()}
+    def _sampled_texts(self) -> dict[int, dict[str, Any]]:
+        return {row["text"]: row for row in self._read_table("sampled_texts").to_pylist()}
 
     def samples(self, layer: int, head: int) -> list[Sample]:
         """Return the texts that were kept for a head, by descending largest weight.
@@ -439,7 +441,7 @@ class Corpus:
         """
         found = []
         for row in self._of_head("samples", layer, head):
-            text = self._sampled[row["text"]]
+            text = self._sampled_texts[row["text"]]
             with self.reading():
                 held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])
             facts: dict[str, Any] = {name: row[name] for name in ("text", "interval", "max_activation", "largest")}
@@ -489,7 +491,7 @@ class Finished:
             yield from corpus.failed()
         else:
             with corpus.reading(), pq.ParquetFile(corpus.folder / "texts.parquet") as file:
-                for batch in file.iter_batches(_ROWS):
+                for batch in file.iter_batches(_ROWS_AT_ONCE):
                     yield from batch.to_pylist()
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:
@@ -518,21 +520,21 @@ def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
     RecordingError
         If it is no corpus, has just begun, was changed or cut off, or is of a newer format.
     """
-    for left in range(_ATTEMPTS, -1, -1):
-        before = _stamp(folder)
+    for left in range(_MOST_ATTEMPTS, -1, -1):
+        before = _stamps_of_files(folder)
         try:
-            return _open(folder, verify=verify)
+            return _open_corpus(folder, verify=verify)
         except (AttlasError, OSError) as error:
             # A process that writes may have finished the corpus, or begun to write it anew, since it was looked at.
-            if left and _stamp(folder) != before:
+            if left and _stamps_of_files(folder) != before:
                 continue
             if isinstance(error, AttlasError):
                 raise
-            raise _broken(folder, f"{error.strerror or error}: {error.filename}") from error
-    raise _broken(folder, "files that change all the time")
+            raise _broken_folder_error(folder, f"{error.strerror or error}: {error.filename}") from error
+    raise _broken_folder_error(folder, "files that change all the time")
 
 
-def _stamp(folder: Path) -> list[tuple[int, int, int] | None]:
+def _stamps_of_files(folder: Path) -> list[tuple[int, int, int] | None]:
     """Return the stamps of the result and of the run in a folder; they differ where the folder has changed."""
     return [file_stamp(path) for path in (folder / CONFIG, folder / PARTS / "run.json")]
 
@@ -546,18 +548,18 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _open(folder: Path, *, verify: bool) -> Corpus:
+def _open_corpus(folder: Path, *, verify: bool) -> Corpus:
     """Open a finished corpus, or what has been read of one that is not."""
     if (folder / CONFIG).is_file():
         return open_finished(folder, verify=verify)
     if has_run(folder) or any((folder / PARTS).glob("[0-9]*.sqlite")):
-        return _unfinished(folder)
+        return _corpus_so_far(folder)
     if (folder / PARTS).is_dir():
         raise _just_begun(folder, "no text yet")
     return open_finished(folder)
 
 
-def _unfinished(folder: Path) -> Corpus:
+def _corpus_so_far(folder: Path) -> Corpus:
     """Write what was read so far into a folder that lives as long as the corpus."""
     facts, run, extended = load_run(folder)
     holder = Path(tempfile.mkdtemp(prefix="attlas-corpus-"))
@@ -586,7 +588,7 @@ def _just_begun(folder: Path, found: str) -> RecordingError:
 
 def open_finished(folder: Path, *, verify: bool = True) -> Corpus:
     """Open the folder of a finished corpus; see `open_folder`."""
-    config = _checked(folder)
+    config = _checked_config(folder)
     check_files(folder, config, checksums=verify)
     return Corpus(folder, config)
 
@@ -596,7 +598,7 @@ def open_base(folder: Path, checksum: str, *, verify: bool = True) -> Corpus:
     base = folder / PARTS / BASE
     corpus = open_finished(base, verify=verify)
     if sha256_of(base / CONFIG) != checksum:
-        raise _broken(base, f"{CONFIG}: other bytes than were written")
+        raise _broken_folder_error(base, f"{CONFIG}: other bytes than were written")
     return corpus
 
 
@@ -621,26 +623,26 @@ def check_files(
         size = path.stat().st_size if path.is_file() else None
         if size != facts["size"] or (checksums and sha256_of(path) != facts["sha256"]):
             found = "missing" if size is None else f"{size} bytes of {facts['size']}, or other ones"
-            raise _broken(folder, f"{name}: {found}")
+            raise _broken_folder_error(folder, f"{name}: {found}")
 
 
-def _checked(folder: Path) -> dict[str, Any]:
+def _checked_config(folder: Path) -> dict[str, Any]:
     """Return the contents of config.json; raise where this attlas cannot read the folder that it describes."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise _broken(folder, f"{CONFIG}: {(str(error).splitlines() or ['cannot be read'])[0]}") from error
+        raise _broken_folder_error(folder, f"{CONFIG}: {(str(error).splitlines() or ['cannot be read'])[0]}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise _broken(folder, "another config.json")
+        raise _broken_folder_error(folder, "another config.json")
     if config.get("version") != VERSION:
-        raise _broken(folder, f"format {config.get('version')}, and this attlas reads {VERSION}")
+        raise _broken_folder_error(folder, f"format {config.get('version')}, and this attlas reads {VERSION}")
     files = config.get("files")
-    if not isinstance(files, dict) or not all(map(_FILE.fullmatch, files)):
-        raise _broken(folder, "a config.json that names other files")
+    if not isinstance(files, dict) or not all(map(_FILE_NAME.fullmatch, files)):
+        raise _broken_folder_error(folder, "a config.json that names other files")
     return config
 
 
-def _broken(folder: Path, found: str) -> RecordingError:
+def _broken_folder_error(folder: Path, found: str) -> RecordingError:
     """Return the error of a folder that is no whole corpus."""
     fix = "attlas corpus MODEL SOURCE -o DIR, or copy the folder again."
     return RecordingError(

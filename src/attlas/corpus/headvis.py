@@ -15,7 +15,7 @@ from attlas.errors import RecordingError, public
 from attlas.foundation.files import save_text
 
 _LARGEST, _OTHERS = 10, 3  # texts of the highest interval, and of each other one
-_BARS = 50
+_HISTOGRAM_BARS = 50
 _LAST_EDGE = 4096
 # Their names, ours, and what they mean.
 METRICS = {
@@ -75,26 +75,26 @@ def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
     for layer, head in corpus.heads:
         numbers = corpus.head(layer, head).numbers
         scatter.append(
-            {"layer": layer, "head": head} | {name: _number(numbers[ours]) for name, ours in METRICS.items()}
+            {"layer": layer, "head": head} | {name: _number_or_none(numbers[ours]) for name, ours in METRICS.items()}
         )
-        _write(target / "heads" / f"L{layer}H{head}.json", _head(corpus, layer, head, hashes))
-    _write(target / "scatter_data.json", scatter)
-    _write(target / "server_config.json", {})
-    _write(target / "attributions" / "manifest.json", {})
-    _write(target / "config.json", _config(corpus))
+        _write_json(target / "heads" / f"L{layer}H{head}.json", _headvis_head(corpus, layer, head, hashes))
+    _write_json(target / "scatter_data.json", scatter)
+    _write_json(target / "server_config.json", {})
+    _write_json(target / "attributions" / "manifest.json", {})
+    _write_json(target / "config.json", _headvis_config(corpus))
     return target
 
 
-def _write(path: Path, what: Any) -> None:
+def _write_json(path: Path, what: Any) -> None:
     save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path)
 
 
-def _number(x: float) -> float | None:
+def _number_or_none(x: float) -> float | None:
     """Return a number that JSON knows: null where nothing was measured, as induction where no token is repeated."""
     return None if np.isnan(x) else float(x)
 
 
-def _config(corpus: Corpus) -> dict[str, Any]:
+def _headvis_config(corpus: Corpus) -> dict[str, Any]:
     """Return config.json as HeadVis reads it: what was measured, and how it is shown."""
     config = corpus.config
     model, counts = config["model"], config["counts"]
@@ -142,24 +142,24 @@ def _config(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _head(corpus: Corpus, layer: int, head: int, hashes: dict[int, str]) -> dict[str, Any]:
+def _headvis_head(corpus: Corpus, layer: int, head: int, hashes: dict[int, str]) -> dict[str, Any]:
     """Return the file of one head: its texts, distances and tokens; `hashes` are those of the texts by number."""
     page = corpus.head(layer, head)
     activation = page.distributions["max_activation"]
-    chosen = _chosen(corpus, corpus.samples(layer, head), hashes)
+    chosen = _chosen_samples(corpus, corpus.samples(layer, head), hashes)
     return {
-        "sequences": [_sequence(one) for one in chosen],
-        "qk_distance_histogram": _distances(page.distances, corpus.config["settings"]["length"]),
+        "sequences": [_headvis_sequence(one) for one in chosen],
+        "qk_distance_histogram": _binned_distances(page.distances, corpus.config["settings"]["length"]),
         **{
             f"top_{side}_tokens": [{"token": token, "weight": weight} for token, weight in page.tokens.get(side, [])]
             for side in ("query", "key")
         },
-        "histogram": _histogram(activation),
+        "histogram": _histogram_of_texts(activation),
         "statistics": {"n_samples": len(chosen), "mean_max_activation": page.numbers["mean_max_activation"]},
     }
 
 
-def _chosen(corpus: Corpus, samples: list[Sample], hashes: dict[int, str]) -> list[Sample]:
+def _chosen_samples(corpus: Corpus, samples: list[Sample], hashes: dict[int, str]) -> list[Sample]:
     """Return the texts of each interval, the highest first."""
     highest = corpus.config["n_intervals"]
     found = [one for one in samples if one.interval == highest][:_LARGEST]
@@ -169,7 +169,7 @@ def _chosen(corpus: Corpus, samples: list[Sample], hashes: dict[int, str]) -> li
     return found
 
 
-def _sequence(sample: Sample) -> dict[str, Any]:
+def _headvis_sequence(sample: Sample) -> dict[str, Any]:
     """Return one text as HeadVis reads it; its kept cells are indices ``row * n + key`` of the flattened matrix."""
     n = len(sample.ids)
     rows, places = (sample.keys >= 0).nonzero()
@@ -184,7 +184,7 @@ def _sequence(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _distances(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
+def _binned_distances(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
     """Return the kept weight by distance, in bins whose edges are powers of two up to the length of a text."""
     edges = [0, 1]
     while edges[-1] < max(length, _LAST_EDGE):
@@ -195,10 +195,10 @@ def _distances(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
     return {"bin_edges": edges, "bin_values": values.tolist()}
 
 
-def _histogram(activation: dict[str, Any]) -> dict[str, Any]:
-    """Return how many texts have their largest weight in each of `_BARS` bins of equal width."""
+def _histogram_of_texts(activation: dict[str, Any]) -> dict[str, Any]:
+    """Return how many texts have their largest weight in each of `_HISTOGRAM_BARS` bins of equal width."""
     edges = edges_of("unit")
-    group = (len(edges) - 1) // _BARS  # bins of the corpus that make up one
+    group = (len(edges) - 1) // _HISTOGRAM_BARS  # bins of the corpus that make up one
     middles = (np.array(activation["lower"]) + np.array(activation["upper"])) / 2
     values, _ = np.histogram(middles, edges[::group], weights=activation["count"])
     return {"bin_edges": edges[::group].tolist(), "bin_values": values.astype(int).tolist()}

@@ -20,9 +20,9 @@ from attlas.corpus.store import Store
 from attlas.foundation.compat import cached_property
 
 PARTS = "parts"
-_KINDS = ("texts", "failed")
-_VERSION = 1
-_HELD = 1 << 26  # bytes of largest keys that wait for the next commit
+_ENTRY_KINDS = ("texts", "failed")
+_FORMAT_VERSION = 1
+_MOST_HELD_BYTES = 1 << 26  # bytes of largest keys that wait for the next commit
 
 
 def payload_name(text: int) -> str:
@@ -59,18 +59,20 @@ class Part:
         self.store = store
         with store.parsing():
             head = json.loads(store.get("head", 0))
-            if (head["version"], head["run"]) != (_VERSION, run):
+            if (head["version"], head["run"]) != (_FORMAT_VERSION, run):
                 raise store.damaged("what another run has read")
             self.generation, self.has_state = int(head["generation"]), bool(head["state"])
             self.kept = [int(text) for text in head["kept"]]
-            self.totals = {kind: [0, 0] for kind in _KINDS}  # of the rows of a kind: their number, a sum of identities
-            self.known = KnownTexts.of(self._entries())
+            self.totals = {
+                kind: [0, 0] for kind in _ENTRY_KINDS
+            }  # of the rows of a kind: their number, a sum of identities
+            self.known = KnownTexts.of(self._entries_of_texts())
             if self.totals != head["totals"]:
                 raise store.damaged("fewer or more texts than were committed")
 
-    def _entries(self) -> Iterator[tuple[int, int, bool]]:
+    def _entries_of_texts(self) -> Iterator[tuple[int, int, bool]]:
         """Yield number and identity of each text, and whether it was read; add up the totals."""
-        for kind in _KINDS:
+        for kind in _ENTRY_KINDS:
             for row in self.lines(kind):
                 _add_row(self.totals[kind], row)
                 yield row["text"], row_identity(row), kind == "texts"
@@ -163,7 +165,7 @@ class Journal:
         self._samples: dict[int, dict[str, NDArray[Any]]] = {}
         self.state: State | None = None
         if not (path.exists() or path.is_symlink()):
-            Store.create(path, "head", 0, self._head({kind: [0, 0] for kind in _KINDS}, 0))
+            Store.create(path, "head", 0, self._head_entry({kind: [0, 0] for kind in _ENTRY_KINDS}, 0))
         self._store = Store(path)
         try:
             self._store.check_pages()
@@ -190,7 +192,7 @@ class Journal:
     def save_sample(self, text: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep the largest keys of a text."""
         self._samples[text] = {name: tensor.numpy() for name, tensor in tensors.items()}
-        if sum(array.nbytes for arrays in self._samples.values() for array in arrays.values()) > _HELD:
+        if sum(array.nbytes for arrays in self._samples.values() for array in arrays.values()) > _MOST_HELD_BYTES:
             with self._store.commit():  # no head names them yet
                 self._write_samples()
             self._samples.clear()
@@ -212,18 +214,23 @@ class Journal:
                 arrays = {name: tensor.numpy() for name, tensor in self.state.tensors().items()}
                 self._store.put_arrays("state", generation, arrays)
                 self._store.remove("state", self._generation)
-            self._store.put("head", 0, self._head(totals, generation))
-            self._sweep()
+            self._store.put("head", 0, self._head_entry(totals, generation))
+            self._remove_unkept()
         self._totals, self._generation = totals, generation
         self._rows.clear()
         self._samples.clear()
 
-    def _head(self, totals: Mapping[str, list[int]], generation: int) -> bytes:
+    def _head_entry(self, totals: Mapping[str, list[int]], generation: int) -> bytes:
         """Return the entry that says what else must be in the file."""
-        facts = {"version": _VERSION, "run": self._run, "generation": generation, "state": self.state is not None}
-        return json.dumps(facts | {"totals": totals, "kept": self._kept()}).encode()
+        facts = {
+            "version": _FORMAT_VERSION,
+            "run": self._run,
+            "generation": generation,
+            "state": self.state is not None,
+        }
+        return json.dumps(facts | {"totals": totals, "kept": self._kept_texts()}).encode()
 
-    def _kept(self) -> list[int]:
+    def _kept_texts(self) -> list[int]:
         return [] if self.state is None else self.state.samples.kept()
 
     def _forget_failure(self, text: int, totals: Mapping[str, list[int]]) -> None:
@@ -234,13 +241,13 @@ class Journal:
 
     def _write_samples(self) -> None:
         """Write the arrays of those texts that are still kept."""
-        kept = set(self._kept())
+        kept = set(self._kept_texts())
         for text, arrays in self._samples.items():
             if text in kept:
                 self._store.remove("sample", text)  # one that a process wrote before it was killed
                 self._store.put_arrays("sample", text, arrays)
 
-    def _sweep(self) -> None:
+    def _remove_unkept(self) -> None:
         """Remove the largest keys of texts that are kept no longer, or came after the last commit."""
-        for text in set(self._store.numbers("sample")) - set(self._kept()):
+        for text in set(self._store.numbers("sample")) - set(self._kept_texts()):
             self._store.remove("sample", text)

@@ -15,7 +15,7 @@ from attlas.corpus.sampling import hash_of
 from attlas.corpus.sources import Text
 from attlas.errors import RecordingError
 
-_ENTRY = np.dtype([("key", "<u8"), ("identity", "<u8"), ("read", "?")])
+_ENTRY_DTYPE = np.dtype([("key", "<u8"), ("identity", "<u8"), ("read", "?")])
 
 
 def identity_of(source: str, start: int, content: str = "") -> int:
@@ -77,7 +77,7 @@ class KnownTexts:
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, bool]]) -> Self:
         """Return texts of which key, identity and whether they were read are given."""
-        found = np.fromiter(entries, dtype=_ENTRY)
+        found = np.fromiter(entries, dtype=_ENTRY_DTYPE)
         return cls(found["key"], found["identity"], found["read"])
 
     @classmethod

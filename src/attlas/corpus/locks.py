@@ -12,8 +12,8 @@ from pathlib import Path
 from attlas.errors import FileError, RecordingError
 from attlas.foundation.files import lock
 
-_ATTEMPTS = 100
-_NAME = re.compile(r"lock-(\d+)-(\d+)")
+_MOST_ATTEMPTS = 100
+_LOCK_NAME = re.compile(r"lock-(\d+)-(\d+)")
 
 
 @contextmanager
@@ -27,12 +27,13 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with mutex(folder):
-            # `_held` gives world and rank of each process at work: refused are another world, and this rank twice.
-            if any(processes != world or number == rank for processes, number in _held(folder)):
+            # `_runs_with_lock` gives world and rank of each process at work: refused are another world, and this rank
+            # twice.
+            if any(processes != world or number == rank for processes, number in _runs_with_lock(folder)):
                 rule = "one run at a time may write into a folder."
                 given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
                 raise RecordingError(rule, "another run that writes into it", fix, arguments=given, where="corpus()")
-            handle = _opened(folder / f"lock-{world}-{rank}")
+            handle = _open_lock_file(folder / f"lock-{world}-{rank}")
             # Closed when the block ends, which gives the lock back.
             stack.callback(os.close, handle)
             lock(handle)
@@ -41,15 +42,15 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
 
 def remove_unless_held(folder: Path) -> None:
     """Remove a folder with its locks, unless a process holds one of them; the caller has the mutex."""
-    if not _held(folder):
+    if not _runs_with_lock(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _held(folder: Path) -> list[tuple[int, int]]:
+def _runs_with_lock(folder: Path) -> list[tuple[int, int]]:
     """Return how many processes, and which number, the runs have that hold a lock."""
     found = []
     for path in folder.glob("lock-*"):
-        match = _NAME.fullmatch(path.name)
+        match = _LOCK_NAME.fullmatch(path.name)
         if match is not None and not _is_free(path):
             found.append((int(match[1]), int(match[2])))
     return found
@@ -57,7 +58,7 @@ def _held(folder: Path) -> list[tuple[int, int]]:
 
 def _is_free(path: Path) -> bool:
     """Return whether no process holds the lock in a file."""
-    handle = _opened(path)
+    handle = _open_lock_file(path)
     try:
         lock(handle)
     except OSError:
@@ -72,7 +73,7 @@ def mutex(folder: Path) -> Iterator[None]:
     """Let one process at a time enter or leave a run; the folder is there then."""
     path = folder / "mutex"
     while True:
-        handle = _opened(path)
+        handle = _open_lock_file(path)
         try:
             lock(handle, wait=True)
             # Who had the mutex may have removed the folder, and another process has made it anew.
@@ -91,9 +92,9 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _opened(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     """Open a file of locks, and make it where it is not."""
-    left = _ATTEMPTS
+    left = _MOST_ATTEMPTS
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -79,17 +79,17 @@ class TextIndex:
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
         self.positions = TokenPositions(ids)
-        self._rows: dict[tuple[bytes, bytes], _Rows] = {}
+        self._rows: dict[tuple[bytes, bytes], _RowRuns] = {}
 
-    def rows(self, first: Tensor, stop: Tensor) -> _Rows:
+    def rows(self, first: Tensor, stop: Tensor) -> _RowRuns:
         """Return the positions that a mask allows in each row, kept because layers share masks."""
         key = first.numpy().tobytes(), stop.numpy().tobytes()
         if key not in self._rows:
-            self._rows[key] = _Rows(self.positions, first, stop)
+            self._rows[key] = _RowRuns(self.positions, first, stop)
         return self._rows[key]
 
 
-class _Rows:
+class _RowRuns:
     """What a mask says of the rows of a text, alike for all heads: each attends to one run of keys.
 
     Parameters
@@ -172,19 +172,19 @@ def measure_layer(A: AttentionMatrix, ids: Tensor, texts: Sequence[TextIndex] | 
     Cost: one pass of statistics, and the cells that stand behind copies of a token. Memory: some 30 numbers per row and
     head.
     """
-    return _measure(A, ids, texts, [])[1]
+    return _measure_texts(A, ids, texts, [])[1]
 
 
 def pool_and_measure(
     A: AttentionMatrix, values: Tensor, ids: Tensor, texts: Sequence[TextIndex]
 ) -> tuple[Tensor, list[TextNumbers]]:
     """Return ``A @ values`` and what `measure_layer` does, both from one call of the kernels."""
-    (out,), numbers = _measure(A, ids, texts, [stats.Pooled(values)])
+    (out,), numbers = _measure_texts(A, ids, texts, [stats.Pooled(values)])
     return out.to(values.dtype), numbers
 
 
 @torch.no_grad()
-def _measure(
+def _measure_texts(
     A: AttentionMatrix, ids: Tensor, texts: Sequence[TextIndex] | None, others: list[stats.Statistic]
 ) -> tuple[tuple[Any, ...], list[TextNumbers]]:
     """Return other statistics, and the numbers of each text."""
@@ -217,8 +217,8 @@ def _measure(
     return tuple(further[len(mass) :]), found
 
 
-def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> TextNumbers:
-    """Return the numbers of one text; `found` has the statistics of its matrix by the names that `_measure` gives."""
+def _of_text(positions: TokenPositions, rows: _RowRuns, found: dict[str, Any]) -> TextNumbers:
+    """Return the numbers of one text; `found` has the statistics of its matrix by the names of `_measure_texts`."""
     entropy, effective, columns, diagonals = (
         found[name] for name in ("entropy", "effective_keys", "columns", "offsets")
     )
@@ -229,15 +229,15 @@ def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> T
     each = np.arange(n, dtype=np.float64)
     shares = (effective.cpu() / rows.keys).clamp_(max=1.0) * rows.several
     sums: dict[str, Any] = {
-        "entropy": _total(entropy),
-        "effective_keys": _total(effective),
-        "max_weight": _total(found["weights"][..., 0]),
+        "entropy": _sum_over_rows(entropy),
+        "effective_keys": _sum_over_rows(effective),
+        "max_weight": _sum_over_rows(found["weights"][..., 0]),
         "diagonal": diagonals[:, n - 1],
         "subdiagonal": diagonals[:, n - 2],
         "mass": by_distance.sum(-1),
         "distance": by_distance @ each,
         "distance_squared": by_distance @ each**2,
-        "breadth": _total(shares),
+        "breadth": _sum_over_rows(shares),
         "max_activation": _max_activation(found["keys"], found["weights"]),
         **dict(zip(("induction_text", "duplicate_text", "induction"), found["repeats"], strict=True)),
         # The scores of attlas.heads leave out rows without a choice.
@@ -247,19 +247,19 @@ def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> T
         "first": columns[:, 0],
     }
     for name, bound in rows.bound.items():
-        sums[name] = np.maximum(sums[name] - _total(found["mass"] * bound), 0.0)
+        sums[name] = np.maximum(sums[name] - _sum_over_rows(found["mass"] * bound), 0.0)
     sums_of_head = np.stack([sums[name] for name in SUMS], axis=-1)
     if not np.isfinite(sums_of_head).all():
         raise RecordingError("weights must be finite.", "NaN", "look at the model and its dtype.", where="corpus()")
-    keys, weights, by_query, by_key, kept_distances = _kept(found["keys"], found["weights"])
+    keys, weights, by_query, by_key, kept_distances = _kept_weights(found["keys"], found["weights"])
     columns[:, 0] = 0.0
     by_token = np.concatenate([by_query, by_key, columns])[:, positions.order]
     query_kept, key_kept, key_mass = np.add.reduceat(by_token, positions.starts, axis=1).reshape(3, heads, -1)
     return TextNumbers(
         sums=sums_of_head,
         counts=rows.counts,
-        distances=_binned(by_distance),
-        kept_distances=_binned(kept_distances),
+        distances=_sums_in_bins(by_distance),
+        kept_distances=_sums_in_bins(kept_distances),
         cells=rows.cells,
         tokens=positions.tokens,
         query_kept=query_kept,
@@ -270,7 +270,7 @@ def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> T
     )
 
 
-def _total(x: Tensor) -> NDArray[np.float64]:
+def _sum_over_rows(x: Tensor) -> NDArray[np.float64]:
     """Return the sum of each head over the rows."""
     return sum_of(x).cpu().numpy()
 
@@ -281,7 +281,7 @@ def _max_activation(keys: Tensor, weights: Tensor) -> NDArray[np.float64]:
     return other.flatten(1).amax(1).double().numpy()
 
 
-def _kept(
+def _kept_weights(
     keys: Tensor, weights: Tensor
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the kept keys of each row and their weights, and these weights by query, by key and by distance.
@@ -312,7 +312,7 @@ def _kept(
     )
 
 
-def _binned(by_distance: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sums_in_bins(by_distance: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sums of a row of distances, shape (heads, n), in the bins of `bin_edges`."""
     edges = bin_edges()
     starts = edges[:-1][edges[:-1] < by_distance.shape[1]]

@@ -36,13 +36,13 @@ _PERIOD, _BLOCKS = 128, 4
 
 def fingerprint(model: nn.Module) -> str:
     """Return a text that tells models apart: their configuration and their weights."""
-    total = hashlib.sha256(json.dumps(_config(model).get("all", {}), sort_keys=True, default=str).encode())
+    total = hashlib.sha256(json.dumps(_config_of_model(model).get("all", {}), sort_keys=True, default=str).encode())
     for name, weight in model.named_parameters():
         total.update(f"{name} {tuple(weight.shape)} {checksum(weight.detach())}".encode())
     return total.hexdigest()[:16]
 
 
-def _config(model: nn.Module) -> dict[str, Any]:
+def _config_of_model(model: nn.Module) -> dict[str, Any]:
     """Return the configuration of a model of transformers, as plain data ("all") and of its text part ("text")."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
@@ -54,7 +54,7 @@ def _config(model: nn.Module) -> dict[str, Any]:
 def model_facts(model: nn.Module) -> dict[str, Any]:
     """Return the facts of a model that are known before it runs: a dictionary for JSON."""
     config = getattr(model, "config", None)
-    text = _config(model).get("text")
+    text = _config_of_model(model).get("text")
     weight = next(model.parameters(), None)
     return {
         "name": model_name(model).rstrip("/").split("/")[-1],
@@ -69,15 +69,15 @@ def model_facts(model: nn.Module) -> dict[str, Any]:
 
 
 #: Takes the path, the matrix and the values of a self-attention, and returns the output; without values nothing.
-_Take = Callable[[str, AttentionMatrix, Tensor | None], Tensor | None]
+_TakeAttention = Callable[[str, AttentionMatrix, Tensor | None], Tensor | None]
 
 
-class _Listener:
+class _AttentionListener:
     """Passes each self-attention of a forward pass to a function."""
 
     def __init__(self, attentions: ModelAttentions) -> None:
         self.attentions = attentions
-        self.take: _Take | None = None  # called with each attention; None: nothing is measured now
+        self.take: _TakeAttention | None = None  # called with each attention; None: nothing is measured now
         self.passes: Passes | None = None
 
     def running(self, module: nn.Module | None = None) -> ModuleCall | None:
@@ -97,7 +97,7 @@ class _Listener:
             self.take(path, call.matrix, None)
 
 
-class _Pooling(_Listener):
+class _PoolingListener(_AttentionListener):
     """Lets the function compute the output, too, so that both come from one pass over the matrix."""
 
     def change(self, module: nn.Module, change: Change, first_query: Any, first_key: Any) -> Change:
@@ -126,7 +126,7 @@ class ModelReader:
             raise RecordingError(rule, type(model).__name__, "give its encoder: model.get_encoder().", where="corpus()")
         self.model, self._patch = model, patch_sdpa
         self._attentions = ModelAttentions(model, patched=patch_sdpa)
-        self._listener = _Listener(self._attentions)
+        self._listener = _AttentionListener(self._attentions)
         self.paths: list[str] = []
         self.widths: list[int] = []
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -142,7 +142,7 @@ class ModelReader:
             stack.enter_context(evaluating(self.model))
             stack.enter_context(attending_with_attlas(self.model))
             # An intervention pools the values in its own way: the output cannot come from the pass that measures.
-            self._listener = (_Listener if is_changing() else _Pooling)(self._attentions)
+            self._listener = (_AttentionListener if is_changing() else _PoolingListener)(self._attentions)
             watched = list(self.model.named_modules()) if self._patch else self._attentions.watched()
             passes = self._listener.passes = Passes(self.model, watched, lambda: is_recording(self._listener))
             stack.enter_context(subscribed(self._listener))
@@ -171,12 +171,12 @@ class ModelReader:
         for _, run in groupby(texts, key=len):  # of one length: nothing has to be filled up
             same = list(run)
             try:
-                found += self._run(same)
+                found += self._numbers_of_texts(same)
             except Exception as error:  # noqa: BLE001 - a text that fails is named, and the run goes on
-                found += self.read(same[:1]) + self.read(same[1:]) if len(same) > 1 else [_reason(error)]
+                found += self.read(same[:1]) + self.read(same[1:]) if len(same) > 1 else [_reason_of_failure(error)]
         return found
 
-    def _run(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
+    def _numbers_of_texts(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
         """Return the numbers of each layer for each text, from one pass of texts of one length.
 
         Raises a RecordingError where other layers attend than in the first pass.
@@ -195,7 +195,7 @@ class ModelReader:
             layers.append((path, numbers))
             return out
 
-        self._pass(ids, take)
+        self._run_model(ids, take)
         paths, widths = [path for path, _ in layers], [len(texts[0].sums) for _, texts in layers]
         if (paths, widths) != (self.paths, self.widths):
             rule, fix = "each text must pass the same layers.", "a model whose layers are the same for every text."
@@ -203,7 +203,7 @@ class ModelReader:
         return [[numbers[b] for _, numbers in layers] for b in range(len(texts))]
 
     @torch.no_grad()
-    def _pass(self, ids: Tensor, take: _Take) -> None:
+    def _run_model(self, ids: Tensor, take: _TakeAttention) -> None:
         """Run the model on ids of shape (batch, n) while `take` gets each of its attentions."""
         self._listener.take = take
         try:
@@ -233,7 +233,7 @@ class ModelReader:
             self.widths.append(len(found[-1]))
             return out
 
-        self._pass(repeated_block(vocabulary, period, _BLOCKS), take)
+        self._run_model(repeated_block(vocabulary, period, _BLOCKS), take)
         if not found:
             rule = "the model must take its attention from the interface of transformers, or from attlas."
             fix = "attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention."
@@ -241,7 +241,7 @@ class ModelReader:
         return torch.cat(found).numpy()
 
 
-def _reason(error: Exception) -> str:
+def _reason_of_failure(error: Exception) -> str:
     """Return in one line why a text failed."""
     if isinstance(error, AttlasError):
         return f"{error.rule} found: {error.found}" if error.found else error.rule

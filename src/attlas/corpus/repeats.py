@@ -21,13 +21,13 @@ from attlas.matrix import AttentionMatrix
 from attlas.scores.base import Dot
 from attlas.stats import Part
 
-_LARGE = 0.01  # weights below it do not count for HeadVis's induction score
-_BELOW_LARGE = float(np.nextafter(np.float32(_LARGE), np.float32(0.0)))
-_SIZES = (8, 16, 32, 64)  # rows of a block with several tokens
-_CELLS = 1 << 18  # cells that are computed at once
-_ROWS = 16  # rows of a block that are computed at once, at least
-_LOG2E = 1 / math.log(2)
-_LAGS = (1, 0)  # what followed a copy, and the copy itself
+_LEAST_COUNTED_WEIGHT = 0.01  # weights below it do not count for HeadVis's induction score
+_BELOW_LARGE = float(np.nextafter(np.float32(_LEAST_COUNTED_WEIGHT), np.float32(0.0)))
+_BLOCK_SIZES = (8, 16, 32, 64)  # rows of a block with several tokens
+_CELLS_AT_ONCE = 1 << 18  # cells that are computed at once
+_LEAST_ROWS_AT_ONCE = 16  # rows of a block that are computed at once, at least
+_LOG2_OF_E = 1 / math.log(2)
+_COPY_LAGS = (1, 0)  # what followed a copy, and the copy itself
 
 
 class _LargeInduction(Induction):
@@ -38,7 +38,7 @@ class _LargeInduction(Induction):
         _, tokens = carry.prepared
         targets = self.targets(at, tokens)
         weights = part.weights
-        carry.mass[at.place] += torch.where(targets & (weights >= _LARGE), weights, 0.0).sum(-1)
+        carry.mass[at.place] += torch.where(targets & (weights >= _LEAST_COUNTED_WEIGHT), weights, 0.0).sum(-1)
         return carry
 
     def finish(self, carry: TargetSums) -> Tensor:
@@ -59,7 +59,7 @@ class _AllDuplicates(DuplicateToken):
     finish = _AllInduction.finish
 
 
-class _Group(NamedTuple):
+class _BlockGroup(NamedTuple):
     """Blocks of one size. A block holds the positions of some tokens; their earlier copies are cells of size × size.
 
     Parameters
@@ -80,8 +80,8 @@ class _Group(NamedTuple):
     def cut(self, heads: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield queries, keys and hidden cells of some blocks and rows, so that their cells are not too many."""
         blocks, size = self.queries.shape
-        blocks_at_once = max(_CELLS // (2 * heads * size**2), 1)
-        rows = min(max(_CELLS // (2 * heads * size), _ROWS), size)
+        blocks_at_once = max(_CELLS_AT_ONCE // (2 * heads * size**2), 1)
+        rows = min(max(_CELLS_AT_ONCE // (2 * heads * size), _LEAST_ROWS_AT_ONCE), size)
         for first_block in range(0, blocks, blocks_at_once):
             for row in range(0, size, rows):
                 queries = self.queries[first_block : first_block + blocks_at_once, row : row + rows]
@@ -119,37 +119,39 @@ class TokenPositions:
         self.order = np.argsort(ids, kind="stable")
         self.tokens, self.starts, self._counts = np.unique(ids[self.order], return_index=True, return_counts=True)
         self.rows = int((self._counts - 1).sum())
-        self.groups = list(self._groups())
+        self.groups = list(self._groups_of_blocks())
 
-    def _groups(self) -> Iterator[_Group]:
+    def _groups_of_blocks(self) -> Iterator[_BlockGroup]:
         """Yield the blocks of all tokens that occur more than once, those of one size as one group.
 
-        A token goes into the smallest block of `_SIZES` that holds its positions; one with more positions is a group
-        alone.
+        A token goes into the smallest block of `_BLOCK_SIZES` that holds its positions; one with more positions is a
+        group alone.
         """
         least = 1
-        for size in _SIZES:
+        for size in _BLOCK_SIZES:
             counts = np.unique(self._counts[(self._counts > least) & (self._counts <= size)]).tolist()
             least = size
             if counts:
-                packed = [self._packed(count, size) for count in counts]
+                packed = [self._positions_in_blocks(count, size) for count in counts]
                 token_of_slot = np.arange(size) // np.array(counts)[:, None]  # by how often the tokens of a block occur
                 same = np.tril(token_of_slot[:, :, None] == token_of_slot[:, None], -1)
                 same = same.repeat([len(each) for each in packed], axis=0)
                 blocks = np.concatenate(packed)
                 same &= blocks[:, :, None] >= 0
                 hidden = np.where(np.tile(same, 2), np.float32(0.0), np.float32(-np.inf))
-                yield self._group(blocks, torch.from_numpy(hidden))
+                yield self._group_of_blocks(blocks, torch.from_numpy(hidden))
         for token in np.flatnonzero(self._counts > least):
-            yield self._group(self.order[None, self.starts[token] : self.starts[token] + self._counts[token]], None)
+            yield self._group_of_blocks(
+                self.order[None, self.starts[token] : self.starts[token] + self._counts[token]], None
+            )
 
-    def _group(self, blocks: NDArray[np.int64], hidden: Tensor | None) -> _Group:
+    def _group_of_blocks(self, blocks: NDArray[np.int64], hidden: Tensor | None) -> _BlockGroup:
         """Return blocks of positions, -1 where they are filled up, as a group; `hidden` is None for one token alone."""
         queries = torch.from_numpy(blocks).clamp(min=0)
-        keys = torch.stack([queries + lag for lag in _LAGS], dim=1).clamp_(max=len(self.order) - 1)
-        return _Group(queries, keys, hidden)
+        keys = torch.stack([queries + lag for lag in _COPY_LAGS], dim=1).clamp_(max=len(self.order) - 1)
+        return _BlockGroup(queries, keys, hidden)
 
-    def _packed(self, count: int, size: int) -> NDArray[np.int64]:
+    def _positions_in_blocks(self, count: int, size: int) -> NDArray[np.int64]:
         """Return the positions of the tokens that occur `count` times, in blocks of `size` that -1 fills up."""
         # `starts`: where each token's run of positions begins in `order`, the positions sorted by token.
         each = size // count  # tokens of a block
@@ -184,7 +186,7 @@ class VisibleCopies:
         self.rows = [tokens.rows] * 2
         if not self.everything:
             parts = [self.cells(*part)[1] for group in tokens.groups for part in group.cut(1)]
-            self.rows = [sum(int(part[..., at, :].any(-1).sum()) for part in parts) for at in range(len(_LAGS))]
+            self.rows = [sum(int(part[..., at, :].any(-1).sum()) for part in parts) for at in range(len(_COPY_LAGS))]
 
     def cells(self, queries: Tensor, keys: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return which copies some rows may see, and those of them in rows that may also see another key.
@@ -228,7 +230,7 @@ def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCo
     lse = A.softmax_weights.lse()
     if not has_float64(A.device):  # two numbers of float32 there, whose sum it is
         lse, dot = lse.cpu().double().sum(-1), replace(dot, q=dot.q.cpu(), k=dot.k.cpu(), row=_on_cpu(dot.row))
-    return [_sums(lse[b], b, dot, of_text) for b, of_text in enumerate(copies)]
+    return [_sums_over_rows(lse[b], b, dot, of_text) for b, of_text in enumerate(copies)]
 
 
 def sum_of(t: Tensor) -> Tensor:
@@ -240,24 +242,25 @@ def _on_cpu(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.cpu()
 
 
-def _sums(lse: Tensor, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
+def _sums_over_rows(lse: Tensor, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
     """Return the sums of text `b` of the batch over its rows, shape (3, heads), as `repeated_weights` describes them.
 
     `lse` is its log-sum-exp, shape (heads, n), in float64.
 
-    The three are the weight on what followed copies, that on copies, and the first again of weights from `_LARGE` on.
+    The three are the weight on what followed copies, that on copies, and the first again of weights from
+    `_LEAST_COUNTED_WEIGHT` on.
     """
     heads, tokens = len(lse), visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
     lse = lse if dot.row is None else lse - dot.row[b]  # a term of each row, which the products do not have
-    lse = torch.where(lse.isfinite(), lse * _LOG2E, torch.inf).to(accurate)  # a row without a key has weights 0
-    # `threshold` keeps what is above its bound: the largest number below _LARGE.
-    below_large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
+    lse = torch.where(lse.isfinite(), lse * _LOG2_OF_E, torch.inf).to(accurate)  # a row without a key has weights 0
+    # `threshold` keeps what is above its bound: the largest number below _LEAST_COUNTED_WEIGHT.
+    below_large = math.nextafter(_LEAST_COUNTED_WEIGHT, 0.0) if accurate is torch.float64 else _BELOW_LARGE
     sums = torch.zeros(heads, 3, dtype=torch.float64, device=lse.device)
     for queries, keys, hidden in (part for group in tokens.groups for part in group.cut(heads)):
         at, columns = (places.ravel().to(lse.device) for places in (queries, keys))
-        q = _take(dot.q[b], at).to(accurate).mul_(dot.scale / dot.cap if dot.cap else dot.scale * _LOG2E)
-        k = _take(dot.k[b], columns).to(accurate)
+        q = _tokens_at(dot.q[b], at).to(accurate).mul_(dot.scale / dot.cap if dot.cap else dot.scale * _LOG2_OF_E)
+        k = _tokens_at(dot.k[b], columns).to(accurate)
         k = k if len(k) == heads else k.repeat_interleave(heads // len(k), dim=0)
         q, k = (t.unflatten(1, (len(queries), -1)).flatten(0, 1) for t in (q, k))
         mask_logits, has_choice = hidden, None  # has_choice: rows that see another key than copies too; None: all
@@ -266,7 +269,7 @@ def _sums(lse: Tensor, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.f
             mask_logits = torch.where(seen.flatten(-2), 0.0, -math.inf)
         # What is added to the products q·k: the mask, less the log-sum-exp.
         offsets = (mask_logits.to(lse) - lse.index_select(1, at).view(heads, *queries.shape, 1)).flatten(0, 1)
-        # Axes: heads, rows, what followed a copy or the copy itself (`_LAGS`), copies.
+        # Axes: heads, rows, what followed a copy or the copy itself (`_COPY_LAGS`), copies.
         weights = _exp2_of_products_(offsets, q, k, dot.cap).view(heads, -1, 2, keys.shape[-1])
         chosen = weights if has_choice is None else weights * has_choice.flatten(0, 1).to(weights)
         sums[:, :2] += chosen.sum(1).sum(-1, dtype=torch.float64)
@@ -281,13 +284,13 @@ def _exp2_of_products_(logits: Tensor, q: Tensor, k: Tensor, cap: float) -> Tens
     With a cap the products are those of the tanh, and still to be multiplied by the cap.
     """
     if cap:
-        logits += torch.bmm(q, k.mT).tanh_().mul_(cap * _LOG2E)
+        logits += torch.bmm(q, k.mT).tanh_().mul_(cap * _LOG2_OF_E)
     else:
         logits.baddbmm_(q, k.mT)
     return logits.exp2_()  # torch's exp is many times slower where its result is 0
 
 
-def _take(t: Tensor, at: Tensor) -> Tensor:
+def _tokens_at(t: Tensor, at: Tensor) -> Tensor:
     """Return ``t[:, at]`` of tokens, shape (heads, n, d).
 
     Heads often stand side by side, or beside those of the values. All of them are rows of d numbers then, and none but

@@ -16,8 +16,8 @@ from attlas.foundation.checks import whole_number
 from attlas.foundation.files import save_text
 
 LENGTH, SAMPLES, TOP = 4096, 32, 10
-_RUN = "run.json"
-_OWN = ("checksum", "extended")  # what the file says of the run, and no result does
+_RUN_FILE = "run.json"
+_FACTS_OF_RUN = ("checksum", "extended")  # what the file says of the run, and no result does
 
 
 @public("corpus()")
@@ -36,7 +36,7 @@ def about_run(
 ) -> dict[str, Any]:
     """Return the model, the source and the settings of a run: a dictionary for JSON."""
     facts = model_facts(model)
-    length, stride = _sizes(length, stride, facts["context"])
+    length, stride = _length_and_stride(length, stride, facts["context"])
     for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
         whole_number(name, value, f"{name}=1")
     settings = {"length": length, "stride": stride, "texts": limit, "batch": batch, "seed": seed, "samples": samples}
@@ -48,7 +48,7 @@ def about_run(
     }
 
 
-def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple[int, int]:
+def _length_and_stride(length: int | None, stride: int | None, context: int | None) -> tuple[int, int]:
     """Return length and stride: by default a length that fits into the context, and the length as stride."""
     chosen = min(LENGTH, context or LENGTH) if length is None else length
     whole_number("length", chosen, "length=512")
@@ -77,13 +77,13 @@ def check_same(folder: Path, about: dict[str, Any], other: dict[str, Any], *, ex
     extended : bool
         Whether `other` may have been made with a smaller number of texts at most.
     """
-    difference = _difference(about, other, extended=extended)
+    difference = _differing_facts(about, other, extended=extended)
     if difference:
         fix = "another folder, or the same settings as before."
         raise RecordingError("a folder holds one corpus.", difference, fix, folder=str(folder), where="corpus()")
 
 
-def _difference(about: dict[str, Any], other: dict[str, Any], *, extended: bool) -> str:
+def _differing_facts(about: dict[str, Any], other: dict[str, Any], *, extended: bool) -> str:
     """Return in what two corpora differ, "" where they are one; arguments as of `check_same`."""
     model, known = about["model"], other.get("model", {})
     if model["fingerprint"] != known.get("fingerprint"):
@@ -102,7 +102,7 @@ def _difference(about: dict[str, Any], other: dict[str, Any], *, extended: bool)
 
 def has_run(folder: Path) -> bool:
     """Tell whether a corpus is unfinished, or a finished one is being extended."""
-    return (folder / PARTS / _RUN).exists()
+    return (folder / PARTS / _RUN_FILE).exists()
 
 
 @public("corpus()")
@@ -119,7 +119,7 @@ def save_run(folder: Path, facts: dict[str, Any], extended: str | None) -> None:
         Checksum of the finished corpus that the run extends.
     """
     known = facts | {"extended": extended}
-    save_text(json.dumps(known | {"checksum": _checksum(known)}), folder / PARTS / _RUN)
+    save_text(json.dumps(known | {"checksum": _checksum_of_facts(known)}), folder / PARTS / _RUN_FILE)
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
@@ -130,14 +130,14 @@ def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
     RecordingError
         If the file is damaged, or of the format of an older attlas.
     """
-    path = folder / PARTS / _RUN
+    path = folder / PARTS / _RUN_FILE
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or (str(error).splitlines() or ["no JSON"])[0]
-        raise _damaged(path, found) from error
+        raise _damaged_file_error(path, found) from error
     if not isinstance(known, dict):
-        raise _damaged(path, "no JSON object")
+        raise _damaged_file_error(path, "no JSON object")
     checksum = known.pop("checksum", None)
     if checksum is None and any(path.parent.glob("[0-9]*.safetensors")):
         rule, fix = (
@@ -145,16 +145,16 @@ def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
             "another folder, or finish it there.",
         )
         raise RecordingError(rule, "the format of an older attlas", fix, file=str(path), where="corpus()")
-    if checksum != _checksum(known):
-        raise _damaged(path, "other bytes than were written")
-    return {name: value for name, value in known.items() if name not in _OWN}, checksum, known["extended"]
+    if checksum != _checksum_of_facts(known):
+        raise _damaged_file_error(path, "other bytes than were written")
+    return {name: value for name, value in known.items() if name not in _FACTS_OF_RUN}, checksum, known["extended"]
 
 
-def _checksum(known: dict[str, Any]) -> str:
+def _checksum_of_facts(known: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _damaged(path: Path, found: str) -> RecordingError:
+def _damaged_file_error(path: Path, found: str) -> RecordingError:
     """Return the error of a file of an unfinished corpus that attlas did not write so."""
     rule = "each file of an unfinished corpus must be as attlas wrote it."
     fix = "remove this file, and run the same attlas corpus again: it is written anew."

@@ -66,17 +66,19 @@ class Samples:
         activations : array, shape (heads,)
             Its largest weight in each head.
         """
-        self._merge(np.array([text]), np.array([text_hash]), activations[None])
+        self._merge_texts(np.array([text]), np.array([text_hash]), activations[None])
         ones = np.ones((len(activations), 1), dtype=np.int64)
         self._merge_top(ones * text, ones * text_hash, activations[:, None])
         return self.heads_of(text)
 
     def merge(self, other: Samples) -> None:
         """Take in the texts of another part of the corpus."""
-        self._merge(other.texts, other.hashes, other.activations)
+        self._merge_texts(other.texts, other.hashes, other.activations)
         self._merge_top(other.top_texts, other.top_hashes, other.top_activations)
 
-    def _merge(self, texts: NDArray[np.int64], hashes: NDArray[np.int64], activations: NDArray[np.float64]) -> None:
+    def _merge_texts(
+        self, texts: NDArray[np.int64], hashes: NDArray[np.int64], activations: NDArray[np.float64]
+    ) -> None:
         """Take in texts, shape (texts,), and their largest weights, (texts, heads); keep those of smallest hash."""
         hashes, texts = np.concatenate([self.hashes, hashes]), np.concatenate([self.texts, texts])
         order = np.lexsort([texts, hashes])[: self.size]

@@ -9,23 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 2048  # bins of each number, the larger kind
-_UNIT = 1000
-ABSOLUTE = 0.5 / _UNIT  # error of a quantile of a number from 0 to 1
+_UNITS_PER_ONE = 1000
+ABSOLUTE = 0.5 / _UNITS_PER_ONE  # error of a quantile of a number from 0 to 1
 RELATIVE = 0.01  # error of a quantile of any other, as a share of it
-_LEAST = 1e-4  # below it, numbers of the second kind count as 0
-_STEP = math.log((1 + RELATIVE) / (1 - RELATIVE))
+_LEAST_NUMBER = 1e-4  # below it, numbers of the second kind count as 0
+_LOG_BIN_WIDTH = math.log((1 + RELATIVE) / (1 - RELATIVE))
 
 
 def bin_of(x: NDArray[np.float64], sketch: str) -> NDArray[np.int64]:
     """Return the bin of each number, -1 for NaN; `sketch` is "unit", equal bins from 0 to 1, or "log".
 
-    Bin 0 of "log" holds what is below `_LEAST`; each further bin is wider than the one before by a factor exp(_STEP).
+    Bin 0 of "log" holds what is below `_LEAST_NUMBER`; each further bin is wider by a factor
+    exp(_LOG_BIN_WIDTH) than the one before.
     """
     filled = np.nan_to_num(x, nan=0.0, posinf=np.finfo(float).max)
     if sketch == "unit":
-        bins = np.clip(filled * _UNIT, 0, _UNIT - 1)
+        bins = np.clip(filled * _UNITS_PER_ONE, 0, _UNITS_PER_ONE - 1)
     else:
-        bins = np.where(filled < _LEAST, 0.0, 1 + np.log(np.maximum(filled, _LEAST) / _LEAST) / _STEP)
+        bins = np.where(
+            filled < _LEAST_NUMBER, 0.0, 1 + np.log(np.maximum(filled, _LEAST_NUMBER) / _LEAST_NUMBER) / _LOG_BIN_WIDTH
+        )
         bins = np.minimum(bins, SIZE - 1)
     return np.where(np.isnan(x), -1, bins.astype(np.int64))
 
@@ -33,8 +36,8 @@ def bin_of(x: NDArray[np.float64], sketch: str) -> NDArray[np.int64]:
 def edges_of(sketch: str) -> NDArray[np.float64]:
     """Return the edges of all bins, ascending: one more than bins."""
     if sketch == "unit":
-        return np.arange(_UNIT + 1) / _UNIT
-    return np.concatenate([[0.0], _LEAST * np.exp(_STEP * np.arange(SIZE))])
+        return np.arange(_UNITS_PER_ONE + 1) / _UNITS_PER_ONE
+    return np.concatenate([[0.0], _LEAST_NUMBER * np.exp(_LOG_BIN_WIDTH * np.arange(SIZE))])
 
 
 def quantiles(counts: NDArray[np.int32], sketch: str, levels: Sequence[float], low: float, high: float) -> list[float]:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from attlas.errors import FileError, ShapeError, import_extra, public
 from attlas.foundation.installation import install_command
 
-_LINES = {".jsonl", ".ndjson"}
-_ARROW = {".arrow", ".feather", ".ipc"}
-_COLUMNS = ("text", "input_ids", "ids", "content")  # names that are looked for where none is given
+_LINE_SUFFIXES = {".jsonl", ".ndjson"}
+_ARROW_SUFFIXES = {".arrow", ".feather", ".ipc"}
+_TEXT_COLUMNS = ("text", "input_ids", "ids", "content")  # names that are looked for where none is given
 
 
 class Document(NamedTuple):
@@ -51,8 +51,8 @@ def name_of(source: Any) -> str:
     """Return how a source is named in the results."""
     common = _common_folder(source)
     if common is not None:
-        return _text(os.fspath(common))
-    return _text(str(source)) if isinstance(source, str | Path) else type(source).__name__
+        return _encodable_name(os.fspath(common))
+    return _encodable_name(str(source)) if isinstance(source, str | Path) else type(source).__name__
 
 
 def _common_folder(source: Any) -> Path | None:
@@ -89,7 +89,7 @@ def documents(
     if isinstance(source, str | Path) and str(source) == "-":
         yield from _of_lines(sys.stdin.buffer, "stdin", column)
     elif isinstance(source, str | Path):
-        files = _files(source)
+        files = _files_and_names(source)
         before, total = 0, sum(path.stat().st_size for path, _ in files)
         for path, name in files:
             begun(before / max(total, 1))
@@ -97,7 +97,7 @@ def documents(
             try:
                 yield from _of_file(path, name, column)
             except OSError as error:  # errors of pyarrow about files are these, or ValueError
-                raise _unreadable(path, error) from error
+                raise _unreadable_file_error(path, error) from error
     elif isinstance(source, Iterable):
         common = _common_folder(source)
         for row, one in enumerate(source):
@@ -115,24 +115,26 @@ def _named_as(path: Path, common: Path | None, found: Iterable[Document]) -> Ite
     name = path.as_posix() if common is None else path.relative_to(common).as_posix()
     for document in found:
         if path.is_dir() and name != ".":
-            document = document._replace(source=_text(f"{name}/{document.source}"))
+            document = document._replace(source=_encodable_name(f"{name}/{document.source}"))
         elif path.is_file() and name != ".":
-            document = document._replace(source=_text(name) + document.source.removeprefix(_text(path.name)))
+            document = document._replace(
+                source=_encodable_name(name) + document.source.removeprefix(_encodable_name(path.name))
+            )
         yield document
 
 
-def _unreadable(path: Path, error: Exception) -> FileError:
+def _unreadable_file_error(path: Path, error: Exception) -> FileError:
     """Return the error of a file that cannot be read."""
     words = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
     fix = "mend or remove the file, and run the same command again: it goes on where it was."
     return FileError("each file must be one that can be read.", words, fix, file=str(path), where="corpus()")
 
 
-def _files(source: str | Path) -> list[tuple[Path, str]]:
+def _files_and_names(source: str | Path) -> list[tuple[Path, str]]:
     """Return the files of a source, and their names in the results, in the order of their names."""
     folder = Path(source)
     if folder.is_dir():
-        found = [path for path in folder.rglob("*") if path.is_file() and not _hidden(path.relative_to(folder))]
+        found = [path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder))]
         named = [(path, path.relative_to(folder).as_posix()) for path in found]
     elif folder.is_file():
         named = [(folder, folder.name)]
@@ -142,33 +144,33 @@ def _files(source: str | Path) -> list[tuple[Path, str]]:
     if not named:
         fix = "give a folder, a file, or a pattern in quotes."
         raise ShapeError("there must be something to read.", f"no file at {source}", fix, where="corpus()")
-    return sorted(((path, _text(name)) for path, name in named), key=lambda one: one[1])
+    return sorted(((path, _encodable_name(name)) for path, name in named), key=lambda one: one[1])
 
 
-def _text(name: str) -> str:
+def _encodable_name(name: str) -> str:
     """Return a name that any file can hold: the system's names are bytes, and not all of them are text."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _hidden(path: Path) -> bool:
+def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
 def _of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
     """Yield the documents of a file; its suffix says what it is, and a file with another one is a text."""
     suffix = path.suffix.lower()
-    if suffix == ".parquet" or suffix in _ARROW:
+    if suffix == ".parquet" or suffix in _ARROW_SUFFIXES:
         yield from _of_table(path, name, column)
-    elif suffix in _LINES:
+    elif suffix in _LINE_SUFFIXES:
         with path.open("rb") as file:
             yield from _of_lines(file, name, column, rows=True)
     elif suffix == ".npy":
         yield document_of(name, np.load(path, allow_pickle=False), column)
     else:
-        yield _decoded(name, path.read_bytes())
+        yield _decoded_document(name, path.read_bytes())
 
 
-def _decoded(name: str, data: bytes) -> Document:
+def _decoded_document(name: str, data: bytes) -> Document:
     """Return the text in some bytes as a document, or one without a text that says why it has none."""
     try:
         return Document(name, data.decode())
@@ -180,7 +182,7 @@ def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -
     """Yield the rows of JSON lines; a stream whose first line is no object is one text."""
     first = file.readline()
     if not rows and not first.lstrip().startswith(b"{"):
-        yield _decoded(name, first + file.read())
+        yield _decoded_document(name, first + file.read())
         return
     for number, line in enumerate(chain([first], file)):
         if not line.strip():
@@ -203,19 +205,19 @@ def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
         if path.suffix.lower() == ".parquet":
             file = pq.ParquetFile(path)
             names = file.schema_arrow.names
-            batches = file.iter_batches(batch_size=64, columns=[_column(path, names, column)])
+            batches = file.iter_batches(batch_size=64, columns=[_text_column(path, names, column)])
         else:
-            batches, names = _arrow(pa, path)
-        chosen, row = _column(path, names, column), 0
+            batches, names = _arrow_batches(pa, path)
+        chosen, row = _text_column(path, names, column), 0
         for batch in batches:
             for one in batch.column(batch.schema.get_field_index(chosen)).to_pylist():
                 yield document_of(f"{name}#{row}", one, column)
                 row += 1
     except pa.ArrowException as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_file_error(path, error) from error
 
 
-def _arrow(pa: Any, path: Path) -> tuple[Iterable[Any], list[str]]:
+def _arrow_batches(pa: Any, path: Path) -> tuple[Iterable[Any], list[str]]:
     """Return the batches of an Arrow file and the names of its columns."""
     source = pa.memory_map(str(path))
     try:
@@ -226,10 +228,10 @@ def _arrow(pa: Any, path: Path) -> tuple[Iterable[Any], list[str]]:
         return stream, stream.schema.names
 
 
-def _column(where: object, names: Iterable[str], column: str | None) -> str:
+def _text_column(where: object, names: Iterable[str], column: str | None) -> str:
     """Return the name of the column with the texts: `column`, or the first usual name; raise where there is none."""
     names = list(names)
-    chosen = next((name for name in ((column,) if column else _COLUMNS) if name in names), None)
+    chosen = next((name for name in ((column,) if column else _TEXT_COLUMNS) if name in names), None)
     if chosen is None:
         rule = f"there must be a column {column!r}." if column else "the column with the texts must be named."
         fix = f"--column {names[0]}" if names else "a file with a column"
@@ -240,11 +242,11 @@ def _column(where: object, names: Iterable[str], column: str | None) -> str:
 def document_of(source: str, one: Any, column: str | None) -> Document:
     """Return the document that a row, a str or token ids make."""
     if isinstance(one, Mapping):
-        one = one[_column(source, one, column)]
+        one = one[_text_column(source, one, column)]
     if isinstance(one, str):
         return Document(source, one)
     if isinstance(one, bytes):
-        return _decoded(source, one)
+        return _decoded_document(source, one)
     try:
         ids = np.asarray(one)
     except (ValueError, TypeError):
@@ -313,11 +315,11 @@ class Cutter:
 
     def __init__(self, tokenizer: Any, length: int, stride: int, vocabulary: int) -> None:
         self.tokenizer, self.length, self.stride, self.vocabulary = tokenizer, length, stride, vocabulary
-        self._before, self._after = ([], []) if tokenizer is None else _special(tokenizer)
+        self._before, self._after = ([], []) if tokenizer is None else _special_tokens(tokenizer)
 
     def cut(self, document: Document) -> Iterator[Text]:
         """Yield the texts of a document; one that cannot be read is one text with the reason."""
-        ids, reason = self._ids(document)
+        ids, reason = self._token_ids(document)
         before, after = (self._before, self._after) if isinstance(document.content, str) else ([], [])
         room = self.length - len(before) - len(after)
         if ids is None or len(ids) + len(before) + len(after) < 2:
@@ -330,7 +332,7 @@ class Cutter:
             if len(part) > 1:
                 yield Text(document.source, start, part)
 
-    def _ids(self, document: Document) -> tuple[NDArray[np.int64] | None, str]:
+    def _token_ids(self, document: Document) -> tuple[NDArray[np.int64] | None, str]:
         """Return the token ids of a document; or None, and the reason why it has none."""
         if document.content is None:
             return None, document.reason
@@ -348,7 +350,7 @@ class Cutter:
         return ids, ""
 
 
-def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the tokens that the tokenizer puts before and behind each text."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]

@@ -22,21 +22,23 @@ from numpy.typing import NDArray
 from attlas.errors import FileError, RecordingError
 from attlas.foundation.files import sync_folder
 
-_SCHEMA = (
+_SCHEMA_STATEMENTS = (
     "CREATE TABLE entries (kind TEXT NOT NULL, number INTEGER NOT NULL, chunk INTEGER NOT NULL, data BLOB NOT NULL, "
     "digest BLOB NOT NULL, PRIMARY KEY (kind, number, chunk))"
 )
-_CHUNK = 1 << 26  # bytes of an entry; SQLite takes less than 10⁹
-_PAGE = 1 << 14
-_WAIT = 120.0  # seconds until a lock that another process holds is an error
-_SYNCHRONOUS = "EXTRA"  # what is committed is on disk, and so is the end of the commit
+_CHUNK_BYTES = 1 << 26  # bytes of an entry; SQLite takes less than 10⁹
+_PAGE_BYTES = 1 << 14
+_WAIT_SECONDS = 120.0  # seconds until a lock that another process holds is an error
+_SYNCHRONOUS_MODE = "EXTRA"  # what is committed is on disk, and so is the end of the commit
 # Errors that say nothing of the file: there is no room for it, or it may not be written.
-_DISK = {
+_DISK_ERRORS = {
     getattr(sqlite3, name, None)
     for name in ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_NOMEM")
 }
-_DAMAGED = {getattr(sqlite3, f"SQLITE_IOERR_{name}", None) for name in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")}
-_LOCKED = {getattr(sqlite3, name, None) for name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")}
+_DAMAGED_ERRORS = {
+    getattr(sqlite3, f"SQLITE_IOERR_{name}", None) for name in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")
+}
+_LOCKED_ERRORS = {getattr(sqlite3, name, None) for name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")}
 
 
 class Store:
@@ -68,13 +70,13 @@ class Store:
             raise self.damaged("an empty file")
         if _journal_of(path).is_dir():
             raise self.damaged(f"a folder {_journal_of(path).name} beside it")
-        with self._worded():
-            self._connection = _connect(path)
+        with self._errors_in_words():
+            self._connection = _connect_safely(path)
         try:
-            with self._worded():
+            with self._errors_in_words():
                 found = list(self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type DESC"))
                 # Nothing else is in it: neither a view, which could stand in the place of the table, nor a trigger.
-                if found != [("table", "entries", _SCHEMA), ("index", "sqlite_autoindex_entries_1", None)]:
+                if found != [("table", "entries", _SCHEMA_STATEMENTS), ("index", "sqlite_autoindex_entries_1", None)]:
                     raise self.damaged("other tables")
         except BaseException:
             self.close()
@@ -86,12 +88,13 @@ class Store:
         begun = path.with_name(f"begun-{path.name}")
         for stale in (begun, _journal_of(begun), _journal_of(path)):  # of a process that was killed, or a file removed
             stale.unlink(missing_ok=True)
-        with _worded_disk(begun, path), closing(_connect(begun, create=True)) as connection:
-            connection.execute(f"PRAGMA page_size = {_PAGE}")
+        with _worded_disk(begun, path), closing(_connect_safely(begun, create=True)) as connection:
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute("BEGIN")
-            connection.execute(_SCHEMA)
+            connection.execute(_SCHEMA_STATEMENTS)
             connection.execute(
-                "INSERT INTO entries VALUES (?, ?, 0, ?, ?)", (kind, number, data, _digest(kind, number, 0, data))
+                "INSERT INTO entries VALUES (?, ?, 0, ?, ?)",
+                (kind, number, data, _checksum_of_entry(kind, number, 0, data)),
             )
             connection.execute("COMMIT")
         begun.replace(path)
@@ -116,22 +119,22 @@ class Store:
         return RecordingError(rule, found, fix, file=str(self._shown), where="corpus()")
 
     @contextmanager
-    def _worded(self) -> Iterator[None]:
+    def _errors_in_words(self) -> Iterator[None]:
         """Raise an error of attlas where SQLite raises one."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._error(error) from error
+            raise self._error_in_words(error) from error
 
-    def _error(self, error: sqlite3.Error) -> RecordingError | FileError:
+    def _error_in_words(self, error: sqlite3.Error) -> RecordingError | FileError:
         """Return the error of attlas for one of SQLite: the file is locked or damaged, or the disk fails."""
         code = getattr(error, "sqlite_errorcode", None)
-        if code not in _DAMAGED and code is not None:
-            if code & 0xFF in _LOCKED:
+        if code not in _DAMAGED_ERRORS and code is not None:
+            if code & 0xFF in _LOCKED_ERRORS:
                 rule = "a file must be read and written within two minutes of another process."
                 fix = "end what else has it open, and run the same command again."
                 return RecordingError(rule, str(error), fix, file=str(self._shown), where="corpus()")
-            if code & 0xFF in _DISK:
+            if code & 0xFF in _DISK_ERRORS:
                 return _of_disk(error, self._shown)
         return self.damaged(str(error))
 
@@ -150,7 +153,7 @@ class Store:
 
         Cost: the file is read once.
         """
-        with self._worded():
+        with self._errors_in_words():
             (found,) = next(self._connection.execute("PRAGMA quick_check(1)"))
         if found != "ok":
             raise self.damaged((str(found).splitlines() or ["pages"])[0])
@@ -158,7 +161,7 @@ class Store:
     @contextmanager
     def commit(self) -> Iterator[None]:
         """Let everything in a ``with`` block be written, or nothing of it."""
-        with self._worded():
+        with self._errors_in_words():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -171,28 +174,28 @@ class Store:
 
     def hold_still(self) -> None:
         """Let the file be as it is now until it is closed: a process that commits meanwhile waits."""
-        with self._worded():
+        with self._errors_in_words():
             self._connection.execute("BEGIN")
             self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
     def copy_to(self, path: Path) -> None:
         """Copy the file as it is between two commits."""
-        with self._worded(), closing(sqlite3.connect(path)) as target:
+        with self._errors_in_words(), closing(sqlite3.connect(path)) as target:
             target.execute("PRAGMA synchronous = OFF")
             self._connection.backup(target)
 
     def put(self, kind: str, number: int, data: bytes | memoryview, chunk: int = 0) -> None:
         """Write an entry, in the place of one that is there."""
-        given = (kind, number, chunk, data, _digest(kind, number, chunk, data))
+        given = (kind, number, chunk, data, _checksum_of_entry(kind, number, chunk, data))
         self._connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", given)
 
     def entries(self, kind: str, number: int | None = None) -> Iterator[tuple[int, int, bytes]]:
         """Yield number, chunk and data of all entries of a kind, ascending, or of those of one number."""
         where, given = ("kind = ?", (kind,)) if number is None else ("kind = ? AND number = ?", (kind, number))
         asked = f"SELECT number, chunk, data, digest FROM entries WHERE {where} ORDER BY number, chunk"
-        with self._worded():
+        with self._errors_in_words():
             for at, chunk, data, digest in self._connection.execute(asked, given):
-                if not isinstance(data, bytes) or digest != _digest(kind, at, chunk, data):
+                if not isinstance(data, bytes) or digest != _checksum_of_entry(kind, at, chunk, data):
                     raise self.damaged(f"entry {kind} {at}: other bytes than were written")
                 yield at, chunk, data
 
@@ -210,9 +213,9 @@ class Store:
         chunk = 0
         for array in arrays.values():
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            for start in range(0, len(data), _CHUNK):
+            for start in range(0, len(data), _CHUNK_BYTES):
                 chunk += 1
-                self.put(kind, number, data[start : start + _CHUNK], chunk)
+                self.put(kind, number, data[start : start + _CHUNK_BYTES], chunk)
 
     def get_arrays(self, kind: str, number: int) -> dict[str, NDArray[Any]]:
         """Return the arrays that `put_arrays` has written under a number: chunk 0 names them, the others have them."""
@@ -226,8 +229,8 @@ class Store:
             for name, (dtype, shape) in described.items():
                 array = np.empty(shape, np.dtype(dtype))
                 view = array.reshape(-1).view(np.uint8)
-                for start in range(0, len(view), _CHUNK):
-                    expected = min(_CHUNK, len(view) - start)
+                for start in range(0, len(view), _CHUNK_BYTES):
+                    expected = min(_CHUNK_BYTES, len(view) - start)
                     at, chunk, data = next(entries, (number, -1, b""))
                     if len(data) != expected:
                         raise self.damaged(f"entry {kind} {at}: {len(data)} bytes of {expected}")
@@ -237,7 +240,7 @@ class Store:
 
     def numbers(self, kind: str) -> list[int]:
         """Return the numbers of all entries of a kind, ascending."""
-        with self._worded():
+        with self._errors_in_words():
             asked = "SELECT DISTINCT number FROM entries WHERE kind = ? ORDER BY number"
             return [number for (number,) in self._connection.execute(asked, (kind,))]
 
@@ -246,7 +249,7 @@ class Store:
         self._connection.execute("DELETE FROM entries WHERE kind = ? AND number = ?", (kind, number))
 
 
-def _digest(kind: str, number: int, chunk: int, data: bytes | memoryview) -> bytes:
+def _checksum_of_entry(kind: str, number: int, chunk: int, data: bytes | memoryview) -> bytes:
     """Return the checksum of an entry, which tells also an entry that was moved."""
     total = hashlib.blake2b(f"{kind} {number} {chunk} ".encode(), digest_size=16)
     total.update(data)
@@ -258,18 +261,18 @@ def _journal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-journal")
 
 
-def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+def _connect_safely(path: Path, *, create: bool = False) -> sqlite3.Connection:
     """Open a file of SQLite with safe settings, made where `create` says so; it commits only where it is told to."""
     absolute = path.absolute().as_posix()
     mode = "rwc" if create else "rw"
     address = f"file://{quote(absolute if absolute.startswith('/') else f'/{absolute}')}?mode={mode}"
-    connection = sqlite3.connect(address, uri=True, timeout=_WAIT, isolation_level=None)
+    connection = sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
     try:
         for pragma in (
             "trusted_schema = OFF",
             "cell_size_check = ON",
             "secure_delete = OFF",
-            f"synchronous = {_SYNCHRONOUS}",
+            f"synchronous = {_SYNCHRONOUS_MODE}",
         ):
             connection.execute(f"PRAGMA {pragma}")
     except BaseException:

@@ -22,7 +22,7 @@ INTERVALS = 5
 TOP = 50  # tokens of each side
 
 
-def _places(state: State) -> dict[str, Any]:
+def _layer_and_head_columns(state: State) -> dict[str, Any]:
     """Return the columns that name the heads: layer and head."""
     layers, heads = zip(*state.heads, strict=True)
     return {"layer": pa.array(layers, pa.int32()), "head": pa.array(heads, pa.int32())}
@@ -50,16 +50,16 @@ def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str])
         "max_activation": state.high[:, [number.name for number in NUMBERS].index("max_activation")],
     }
     columns = {name: np.asarray(x, dtype=np.float64) for name, x in (found | further).items()}
-    kinds = [_kind(columns, i, state.heads[i], rows[i] / max(texts[i], 1)) for i in range(len(best))]
+    kinds = [_pattern_of_head(columns, i, state.heads[i], rows[i] / max(texts[i], 1)) for i in range(len(best))]
     return pa.table(
-        _places(state)
+        _layer_and_head_columns(state)
         | {"module": list(modules), "kind": kinds, "texts": texts, "queries": rows}
         | {name: pa.array(x, pa.float64()) for name, x in columns.items()}
         | {"favourite_token": [vocabulary[one] for one in token]}
     )
 
 
-def _kind(columns: dict[str, NDArray[np.float64]], i: int, place: tuple[int, ...], length: float) -> str:
+def _pattern_of_head(columns: dict[str, NDArray[np.float64]], i: int, place: tuple[int, ...], length: float) -> str:
     """Return the name of the pattern of head `i`, at `place` (layer, head), from the means over all its texts."""
     names = set(Head.__dataclass_fields__) - {"layer", "head", "tokens", "distance", "chance"}
     measures = {name: float(np.nan_to_num(columns[name][i])) for name in names}
@@ -128,7 +128,7 @@ def samples_table(state: State) -> pa.Table:
     at = [number.name for number in NUMBERS].index("max_activation")
     for i, place in enumerate(state.heads):
         found = state.samples.of_head(i)
-        intervals = _intervals(state.bins[i, at], [(activation, largest) for *_, activation, largest in found])
+        intervals = _intervals_of_texts(state.bins[i, at], [(activation, largest) for *_, activation, largest in found])
         for (text, _, activation, largest), interval in zip(found, intervals, strict=True):
             row = int(np.searchsorted(heads_of[text], i))  # of this head in the file of the text
             rows.append((*place, text, interval, activation, largest, row))
@@ -136,7 +136,7 @@ def samples_table(state: State) -> pa.Table:
     return _of_rows(rows, columns | {"row": pa.int32()})
 
 
-def _intervals(counts: NDArray[np.int32], sampled: Sequence[tuple[float, bool]]) -> list[int]:
+def _intervals_of_texts(counts: NDArray[np.int32], sampled: Sequence[tuple[float, bool]]) -> list[int]:
     """Return the interval of each sampled text: its rank among all texts, divided into equal parts.
 
     Parameters

@@ -47,7 +47,7 @@ def raise_first(error: Exception | None, groups: Sequence[Any]) -> NoReturn:
     groups : sequence of ProcessGroup or None
         The groups of a mesh; None is the group of all ranks.
     """
-    first = _portable(error)
+    first = _picklable_error(error)
     for group in groups:
         errors: list[Exception | None] = [None] * distributed.get_world_size(group)
         distributed.all_gather_object(errors, first, group)
@@ -71,7 +71,7 @@ def gathered(mesh: DeviceMesh, compute: Callable[[], T]) -> dict[int, T]:
         The results by the global number of the rank, in the order of the mesh.
     """
     result, error = attempted(compute)
-    every: dict[int, Any] = {distributed.get_rank(): (result, _portable(error))}
+    every: dict[int, Any] = {distributed.get_rank(): (result, _picklable_error(error))}
     for group in mesh.get_all_groups():
         parts: list[Any] = [None] * distributed.get_world_size(group)
         distributed.all_gather_object(parts, every, group)
@@ -83,7 +83,7 @@ def gathered(mesh: DeviceMesh, compute: Callable[[], T]) -> dict[int, T]:
     return {rank: found for rank, (found, _) in every.items()}
 
 
-def _portable(error: Exception | None) -> Exception | None:
+def _picklable_error(error: Exception | None) -> Exception | None:
     """Return an error that can be pickled for other processes: one of attlas or of Python itself."""
     if error is None or isinstance(error, AttlasError):
         return error

@@ -46,15 +46,15 @@ def joined_mask(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tu
     """
     if len(specs) == 1 or all(spec is None for spec in specs):
         return specs[0]
-    parts = [_conjuncts(spec) for spec in specs]
+    parts = [_conjuncts_of_mask(spec) for spec in specs]
     try:
         if axis == 0:
             parts = _with_padding(parts, sizes, shape[3])
         if len({len(part) for part in parts}) != 1:
             raise _DifferError
-        found = [_joined(some, sizes, axis) for some in zip(*parts, strict=True)]
+        found = [_joined_settings(some, sizes, axis) for some in zip(*parts, strict=True)]
     except _DifferError:
-        return _runs(specs, sizes, axis, shape)
+        return _joined_as_runs(specs, sizes, axis, shape)
     whole = found[0]
     for one in found[1:]:
         whole = {"class": "And", "left": whole, "right": one}
@@ -67,12 +67,12 @@ def joined_score(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
     Its parameters must agree, and only `TensorBias` and `Forget` may have a tensor of batches or heads.
     """
     try:
-        return _joined(specs, sizes, axis)
+        return _joined_settings(specs, sizes, axis)
     except _DifferError:
         return None
 
 
-def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[int, int, int, int]) -> Any:
+def _joined_as_runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[int, int, int, int]) -> Any:
     """Join masks of different forms: ask what they allow, and return it as runs of keys in stored form."""
     masks = [None if spec is None else mask_from(spec, lambda ref: ref["t"]) for spec in specs]
     if any(mask is not None and mask.log_weights() for mask in masks):
@@ -83,14 +83,14 @@ def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[in
     return mask_spec(found, lambda name, t: {"t": t}, lambda mask: mask)
 
 
-def _conjuncts(spec: Any) -> list[Any]:
+def _conjuncts_of_mask(spec: Any) -> list[Any]:
     """Return the masks that a stored mask joins with ``&``, from left to right; none for None."""
     if spec is None:
         return []
-    return _conjuncts(spec["left"]) + _conjuncts(spec["right"]) if spec["class"] == "And" else [spec]
+    return _conjuncts_of_mask(spec["left"]) + _conjuncts_of_mask(spec["right"]) if spec["class"] == "And" else [spec]
 
 
-def _kind(spec: Any) -> tuple[Any, ...]:
+def _class_and_side(spec: Any) -> tuple[Any, ...]:
     """Return what stored masks must have in common to be joined: the class, and the side of `Padding`."""
     return spec["class"], spec.get("side")
 
@@ -103,13 +103,13 @@ def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[
     most = max(parts, key=len)
     out = []
     for part, size in zip(parts, sizes, strict=True):
-        own = {_kind(spec): spec for spec in part}
+        own = {_class_and_side(spec): spec for spec in part}
         filled = []
         for spec in most:
-            if spec["class"] == "Padding" and _kind(spec) not in own:
+            if spec["class"] == "Padding" and _class_and_side(spec) not in own:
                 spec = spec | {"lengths": {"t": torch.full((size,), n)}}
             else:
-                spec = own.pop(_kind(spec), None)
+                spec = own.pop(_class_and_side(spec), None)
             filled.append(spec)
         if own or None in filled:
             raise _DifferError
@@ -117,7 +117,9 @@ def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[
     return out
 
 
-def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[Mask | Score] | None = None) -> Any:
+def _joined_settings(
+    specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[Mask | Score] | None = None
+) -> Any:
     """Join the stored settings of all parts: tensors of a batch or head are concatenated, all else must be equal.
 
     `owner` is the class of the score or mask whose settings these are. Raise a _DifferError where parts differ.
@@ -130,14 +132,14 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[M
     if any(not isinstance(s, dict) or s.keys() != first.keys() or s.get("class") != first.get("class") for s in specs):
         raise _DifferError
     if isinstance(first.get("t"), Tensor):
-        return {"t": _tensor(owner, [s["t"] for s in specs], sizes, axis)}
+        return {"t": _joined_tensor(owner, [s["t"] for s in specs], sizes, axis)}
     owner = class_named(first["class"]) if "class" in first else owner
     if owner is Heads and axis == 1:  # each part counts its own heads
         raise _DifferError
-    return {name: _joined([s[name] for s in specs], sizes, axis, owner) for name in first}
+    return {name: _joined_settings([s[name] for s in specs], sizes, axis, owner) for name in first}
 
 
-def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
+def _joined_tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
     """Join one tensor of the settings of all parts, along `axis` where it counts batches or heads.
 
     Else it must be equal in all. `owner` is the class that holds it, None for one of the user's own.
@@ -146,17 +148,17 @@ def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequ
         # A parameter of a score may count heads, by an axis that is not known; that of these two does.
         if tensors[0].numel() > 1 or (axis == 1 and owner in (Alibi, RelativeBias)):
             raise _DifferError
-        return _shared(tensors)
+        return _shared_tensor(tensors)
     # Masks of shape (batch, m, n) have one head for all.
     tensors = [t[:, None] if t.ndim == 3 and owner.batch_axis(t) == 0 else t for t in tensors]
     first = tensors[0]
     if owner in (Runs, Bits):  # one table for all, or for each
         if first.ndim > 1 and first.shape[axis] > 1:
             raise _DifferError
-        return _shared(tensors)
+        return _shared_tensor(tensors)
     divided = owner.batch_axis(first) == 0 and (axis == 0 or first.ndim == 4)
-    if not divided or (first.shape[axis] == 1 and _agree(tensors)):
-        return _shared(tensors)
+    if not divided or (first.shape[axis] == 1 and _are_equal(tensors)):
+        return _shared_tensor(tensors)
     fits = all(t.ndim == first.ndim and t.shape[axis] in (1, size) for t, size in zip(tensors, sizes, strict=True))
     rest = {(t.dtype, *t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
     if not fits or len(rest) != 1:
@@ -165,13 +167,13 @@ def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequ
     return torch.cat(whole, axis)
 
 
-def _agree(tensors: Sequence[Tensor]) -> bool:
+def _are_equal(tensors: Sequence[Tensor]) -> bool:
     """Return whether all tensors hold the same numbers."""
     return all(same_settings(tensors[0], other) for other in tensors)
 
 
-def _shared(tensors: Sequence[Tensor]) -> Tensor:
+def _shared_tensor(tensors: Sequence[Tensor]) -> Tensor:
     """Return the tensor that all parts have; raise a _DifferError where they differ."""
-    if not _agree(tensors):
+    if not _are_equal(tensors):
         raise _DifferError
     return tensors[0]

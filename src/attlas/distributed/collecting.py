@@ -28,7 +28,7 @@ from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 
 # What a collective can do by itself.
-_REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}
+_COLLECTIVE_REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}
 
 
 class Collector:
@@ -49,19 +49,19 @@ class Collector:
         self.whole = whole
         self.parts = parts
 
-    def _axis(self, statistic: Statistic) -> str | None:
+    def _axis_of_results(self, statistic: Statistic) -> str | None:
         """Return which axis a statistic's results count, "rows", "columns" or "diagonals".
 
         None where they cannot be merged.
         """
         return statistic.axis if can_merge(statistic) else None
 
-    def _split(self, statistic: Statistic) -> list[Role]:
+    def _dividing_roles(self, statistic: Statistic) -> list[Role]:
         """Return which of "queries" and "keys" ranks divide so that results of a statistic must be merged over them.
 
         Results that count the queries themselves are only put side by side; so it is with keys.
         """
-        axis = self._axis(statistic)
+        axis = self._axis_of_results(statistic)
         by: dict[Role, str] = {"queries": "rows", "keys": "columns"}
         return [role for role, own in by.items() if axis != own and self.layout.dims(role)]
 
@@ -70,14 +70,14 @@ class Collector:
 
         So it is for numbers of rows whose keys are divided over ranks, and for results that have no axis to join along.
         """
-        axis = self._axis(statistic)
+        axis = self._axis_of_results(statistic)
         if axis == "rows" or (axis is None and len(self.parts) == 1):
-            return bool(self._split(statistic))
+            return bool(self._dividing_roles(statistic))
         return axis is None
 
     def sees_tiles(self, statistic: Any) -> bool:
         """Check a statistic, and return whether it is computed tile by tile where others come from the kernels."""
-        self._check(statistic)
+        self._check_computable(statistic)
         tiles = self._by_carry(statistic) and _row_outputs(statistic, self.whole) is None
         return tiles and self.whole.device.type == "cpu"
 
@@ -87,23 +87,25 @@ class Collector:
         asked = [[self._statistic_of_part(s, part, own) for s in statistics] for part, own in rows]
         found = [part.collect(*some) for part, some in zip(self.parts, asked, strict=True)]
         by_statistic = (zip(*lists, strict=True) for lists in (asked, found))
-        return [self._joined(*own) for own in zip(statistics, *by_statistic, strict=True)]
+        return [self._joined_results(*own) for own in zip(statistics, *by_statistic, strict=True)]
 
     @public("collect()")
-    def _check(self, statistic: Any) -> None:
+    def _check_computable(self, statistic: Any) -> None:
         """Raise an error where a statistic cannot be computed of cells that are divided over ranks."""
         check_are_statistics([statistic])
         if statistic.v is not None:
             rule = "values are pooled apart from statistics where DTensors are given."
             raise BackendError(rule, f"{type(statistic).__name__} with values", "A @ v", where="A.collect()")
-        merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
+        merges = bool(self._dividing_roles(statistic)) or (
+            len(self.parts) > 1 and self._axis_of_results(statistic) != "rows"
+        )
         name = type(statistic).__name__
         defines_merge = type(statistic).merge is not Statistic.merge and statistic.describes("merge", ("start", "step"))
         if merges and not defines_merge:
             rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
             raise DtypeError(rule, found, "merge_sums of attlas.engine.statistic, for sums.")
         recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)
-        if merges and recorded and _REDUCTIONS.get(type(statistic).merge) != "sum":
+        if merges and recorded and _COLLECTIVE_REDUCTIONS.get(type(statistic).merge) != "sum":
             rule = f"{name} of cells that are divided over ranks carries no gradient."
             raise GradientError(rule, "a recorded gradient", "call it under torch.no_grad().", where="A.collect()")
 
@@ -115,11 +117,11 @@ class Collector:
         if not self._by_carry(statistic):
             return statistic
         m = self.whole.shape[2]
-        own_rows = self._axis(statistic) == "rows"
-        return _Carried(statistic, self._sized(part, rows if own_rows else range(m)), 0 if own_rows else rows.start,
-                        self.layout.columns.start)  # fmt: skip
+        own_rows = self._axis_of_results(statistic) == "rows"
+        return _RunningStatistic(statistic, self._problem_of_rows(part, rows if own_rows else range(m)),
+                                 0 if own_rows else rows.start, self.layout.columns.start)  # fmt: skip
 
-    def _sized(self, part: AttentionMatrix, rows: range) -> Problem:
+    def _problem_of_rows(self, part: AttentionMatrix, rows: range) -> Problem:
         """Return a problem of some queries and all keys, of this rank's batches and heads, with tokens of no memory."""
         whole, own = self.whole, part.problem
         base = cut_out(whole, rows, range(whole.shape[3]))
@@ -131,20 +133,20 @@ class Collector:
         vars(base).update(tokens=own.tokens, has_finite_logits=False, has_small_logits=False)
         return base
 
-    def _joined(self, statistic: Statistic, asked: Sequence[Any], found: Sequence[Any]) -> Any:
+    def _joined_results(self, statistic: Statistic, asked: Sequence[Any], found: Sequence[Any]) -> Any:
         """Join the results of this rank's parts, in `found`, of the statistics that they collected, in `asked`."""
         if self._by_carry(statistic):
             carries = [rebuilt(one.form, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
-            return _folded(statistic, carries)
-        if self._axis(statistic) == "diagonals":
-            found = [self._placed(t, rows) for t, rows in zip(found, self.layout.rows, strict=True)]
+            return _merged_carries(statistic, carries)
+        if self._axis_of_results(statistic) == "diagonals":
+            found = [self._padded_diagonals(t, rows) for t, rows in zip(found, self.layout.rows, strict=True)]
         if len(found) == 1:
             return found[0]
-        if self._axis(statistic) != "rows":
-            return _folded(statistic, found)
+        if self._axis_of_results(statistic) != "rows":
+            return _merged_carries(statistic, found)
         return tree_map(lambda *parts: torch.cat(parts, dim=2), *found)
 
-    def _placed(self, t: Tensor, rows: range) -> Tensor:
+    def _padded_diagonals(self, t: Tensor, rows: range) -> Tensor:
         """Return sums of the diagonals of some rows, padded with zeros to all diagonals of the whole matrix."""
         m, n = self.whole.shape[2:]
         if not len(rows) or not len(self.layout.columns):
@@ -154,23 +156,25 @@ class Collector:
 
     def merged(self, statistic: Statistic, own: Any) -> Any:
         """Merge the results of one statistic over the ranks, and return them as DTensors."""
-        layout, axis, split = self.layout, self._axis(statistic), self._split(statistic)
-        how = _REDUCTIONS.get(type(statistic).merge)
+        layout, axis, split = self.layout, self._axis_of_results(statistic), self._dividing_roles(statistic)
+        how = _COLLECTIVE_REDUCTIONS.get(type(statistic).merge)
         if split and how is not None:
             own = tree_map(lambda t: None if t is None else layout.reduced(t, split, how), own)
         else:
             for dim in (dim for role in split for dim in layout.dims(role)):
-                own = _folded(statistic, self._gathered(own, dim))
+                own = _merged_carries(statistic, self._carries_of_ranks(own, dim))
         # It may write into the carry, and autograd forbids that for a result of a collective.
-        result = statistic.finish(_copied(own)) if self._by_carry(statistic) else own
+        result = statistic.finish(_copied_carry(own)) if self._by_carry(statistic) else own
         queries, keys = 0 if axis == "rows" else None, 0 if axis == "columns" else None
-        return tree_map(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
+        return tree_map(
+            lambda t: layout.wrap(self._result_with_graph(statistic, t), queries=queries, keys=keys), result
+        )
 
-    def _recorded(self, statistic: Statistic, t: Tensor) -> Tensor:
+    def _result_with_graph(self, statistic: Statistic, t: Tensor) -> Tensor:
         """Return a result that takes part in the backward on every rank, where its statistic is differentiable."""
         return with_graph(t, self.parts) if statistic.differentiable and t.is_floating_point() else t
 
-    def _gathered(self, carry: Any, dim: int) -> list[Any]:
+    def _carries_of_ranks(self, carry: Any, dim: int) -> list[Any]:
         """Return the carries of all ranks along one dimension of the mesh, in the order of the ranks."""
         mesh, tensors = self.layout.mesh, tensors_in(carry)
         ranks, group = mesh.size(dim), mesh.get_group(dim)
@@ -182,7 +186,7 @@ class Collector:
         return [rebuilt(carry, [column[rank] for column in columns]) for rank in range(ranks)]
 
 
-class _Carried(Statistic):
+class _RunningStatistic(Statistic):
     """A statistic that runs over a part of a matrix and keeps a carry of the whole.
 
     Parameters
@@ -208,7 +212,7 @@ class _Carried(Statistic):
         # The part of a rank is shown to the statistic at its position in the whole matrix.
         m, n = self.base.shape[2:]
         at = original_tile(at, range(-self.row, m - self.row), range(-self.column, n - self.column))
-        return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
+        return self.inner.step(carry, _MovedPart(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
     def finish(self, carry: Any) -> tuple[Tensor, ...]:
         # The carry itself, as plain tensors: the ranks merge carries, and not results.
@@ -243,7 +247,7 @@ def _row_outputs(statistic: Statistic, problem: Problem) -> Mapping[str, Any] | 
     return statistic.outputs(problem) if tell and statistic.axis == "rows" else None
 
 
-class _Moved:
+class _MovedPart:
     """A `Part`, as `Statistic.step` gets one, that tells its position in the whole matrix.
 
     Its numbers stay as they are.
@@ -254,8 +258,8 @@ class _Moved:
         shift = at.columns.start - part.at.columns.start
         self.block = replace(
             part.block,
-            columns=_shifted(part.block.columns, shift),
-            segments=tuple((_shifted(columns, shift), state) for columns, state in part.block.segments),
+            columns=_shifted_range(part.block.columns, shift),
+            segments=tuple((_shifted_range(columns, shift), state) for columns, state in part.block.segments),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -263,17 +267,17 @@ class _Moved:
         return getattr(self._part, name)
 
 
-def _shifted(span: range, shift: int) -> range:
+def _shifted_range(span: range, shift: int) -> range:
     """Return a range moved by `shift`."""
     return range(span.start + shift, span.stop + shift)
 
 
-def _copied(carry: Any) -> Any:
+def _copied_carry(carry: Any) -> Any:
     """Return the carry with clones of its tensors that have a graph."""
     return rebuilt(carry, [t.clone() if t.requires_grad else t for t in tensors_in(carry)])
 
 
-def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:
+def _merged_carries(statistic: Statistic, carries: Sequence[Any]) -> Any:
     """Merge the states that `Statistic.step` has left for several parts, one after the other."""
     first, *others = carries
     for other in others:

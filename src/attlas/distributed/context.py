@@ -24,9 +24,9 @@ from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.parallel import sharded_text
 from attlas.scores import Score
 
-_WHERE = "context_parallel()"
-_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-_ACROSS = re.compile(r"mamba|rwkv|recurrent|deltanet|linearattention|shortconv", re.IGNORECASE)
+_ERROR_WHERE = "context_parallel()"
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_RECURRENT_PATTERN = re.compile(r"mamba|rwkv|recurrent|deltanet|linearattention|shortconv", re.IGNORECASE)
 
 
 @contextmanager
@@ -99,12 +99,14 @@ def context_parallel(
     >>> destroy_process_group()
     """
     if not isinstance(model, nn.Module):
-        raise DtypeError("model must be an nn.Module.", kind(model), "context_parallel(mesh, model)", where=_WHERE)
+        raise DtypeError(
+            "model must be an nn.Module.", kind(model), "context_parallel(mesh, model)", where=_ERROR_WHERE
+        )
     if mesh.ndim != 1:
         fix = 'context_parallel(mesh["name"], model)'
-        raise ShapeError("the mesh must have one dimension.", f"{mesh.ndim} dimensions", fix, where=_WHERE)
+        raise ShapeError("the mesh must have one dimension.", f"{mesh.ndim} dimensions", fix, where=_ERROR_WHERE)
     _check_model(model)
-    text = _Text(mesh, order, plan)
+    text = _PassText(mesh, order, plan)
     token = sharded_text.set(text)
     hooks = [
         model.register_forward_pre_hook(text.begin, with_kwargs=True),
@@ -119,34 +121,34 @@ def context_parallel(
         sharded_text.reset(token)
 
 
-def _refused(rule: str, found: str, fix: str) -> BackendError:
+def _refusal(rule: str, found: str, fix: str) -> BackendError:
     """Return a BackendError of `context_parallel`."""
-    return BackendError(rule, found, fix, where=_WHERE)
+    return BackendError(rule, found, fix, where=_ERROR_WHERE)
 
 
 def _check_model(model: nn.Module) -> None:
     """Raise a BackendError where tokens of a model meet outside its attention, or it numbers positions by itself."""
     one = "run it on one process."
     if hasattr(model, "_orig_mod"):
-        raise _refused("the model must run eagerly.", "torch.compile", "context_parallel(mesh, model._orig_mod)")
+        raise _refusal("the model must run eagerly.", "torch.compile", "context_parallel(mesh, model._orig_mod)")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         rule = "the model must take position_ids, so that tokens are numbered through the whole text."
-        raise _refused(rule, type(model).__name__, one)
+        raise _refusal(rule, type(model).__name__, one)
     for path, module in model.named_modules():
-        if isinstance(module, nn.Conv1d | nn.RNNBase) or _ACROSS.search(type(module).__name__):
+        if isinstance(module, nn.Conv1d | nn.RNNBase) or _RECURRENT_PATTERN.search(type(module).__name__):
             rule = "only attention may mix tokens: other layers would see the tokens of one rank."
-            raise _refused(rule, f"{type(module).__name__} at {path}", one)
+            raise _refusal(rule, f"{type(module).__name__} at {path}", one)
         config = getattr(module, "config", None)
-        strange = set(getattr(config, "layer_types", None) or ()) - _LAYERS
+        strange = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if strange:
-            raise _refused("every layer must be one of attention.", ", ".join(sorted(map(str, strange))), one)
+            raise _refusal("every layer must be one of attention.", ", ".join(sorted(map(str, strange))), one)
         kinds = re.findall(r"'rope_type': '(\w+)'", str(getattr(config, "rope_parameters", "")))
         if {"dynamic", "longrope"} & set(kinds):
             rule = "the rotary embedding must not depend on the largest position of one rank."
-            raise _refused(rule, f"rope_type {kinds}", one)
+            raise _refusal(rule, f"rope_type {kinds}", one)
 
 
-class _Text:
+class _PassText:
     """The text of one forward pass, of which this rank has a part. The attention function and the mask ask it.
 
     Attributes
@@ -164,7 +166,7 @@ class _Text:
     def __init__(self, mesh: DeviceMesh, order: Tensor | None, plan: Plan | None) -> None:
         self.mesh, self.order, self.plan = mesh, order, plan
         # The function that makes errors, for the modules that ask this object.
-        self.refused = _refused
+        self.refused = _refusal
         # Of the pass: sequences, tokens of the whole text, and how many attentions have run.
         self.batch, self.n, self.layers = 0, 0, 0
         self.positions: Tensor = torch.zeros(1, 0, dtype=torch.int64)
@@ -178,20 +180,20 @@ class _Text:
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Gather what all ranks must know of the text, and return the arguments of the call; a forward pre-hook."""
         if torch.compiler.is_compiling():
-            raise _refused("the model must run eagerly.", "torch.compile", "call the model that is not compiled.")
+            raise _refusal("the model must run eagerly.", "torch.compile", "call the model that is not compiled.")
         given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         self.layers = 0
 
         def own() -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
             """Return what the other ranks must know of this rank's text."""
-            return self._checked(given)
+            return self._checked_text(given)
 
         told = list(gathered(self.mesh, own).values())  # of each rank: sizes, positions, mask
         rank, sizes = self.mesh.get_local_rank(), [shape[1] for shape, _, _ in told]
         self.batch, self.n = told[0][0][0], sum(sizes)
         # Raises on all ranks where their batches, masks or positions do not fit together.
-        self._agree(told, sizes)
+        self._raise_unless_one_text(told, sizes)
         every = torch.arange(self.n) if self.order is None else self.order.cpu()
         if told[0][1] is None:
             positions = every[None]
@@ -212,49 +214,49 @@ class _Text:
         # All arguments by name; a cache would hold the keys of one rank only.
         return (), given | {"use_cache": False}
 
-    def _checked(self, given: dict[str, Any]) -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
+    def _checked_text(self, given: dict[str, Any]) -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
         """Return shape, positions and mask of this rank's tokens; raise where the call cannot be divided over ranks."""
         if given.get("past_key_values") is not None or given.get("use_cache"):
             rule = "a cache would have the keys of one rank only, so text is not generated here."
-            raise _refused(rule, "use_cache=True, or past_key_values", "use_cache=False, or generate on one process.")
+            raise _refusal(rule, "use_cache=True, or past_key_values", "use_cache=False, or generate on one process.")
         if given.get("labels") is not None and given.get("shift_labels") is None:
             rule, found = "the target of the last token of a rank is on the next rank.", "labels"
-            raise _refused(rule, found, "shift_labels=, the targets of this rank's tokens, beside labels.")
+            raise _refusal(rule, found, "shift_labels=, the targets of this rank's tokens, beside labels.")
         name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
         tokens, shown = given.get(name), {}
         if not isinstance(tokens, Tensor):
             found = "neither input_ids nor inputs_embeds"
-            raise _refused("the model must be called with its tokens.", found, "input_ids=")
+            raise _refusal("the model must be called with its tokens.", found, "input_ids=")
         for name in ("position_ids", "attention_mask"):
             t = given.get(name)
             if t is not None and not (isinstance(t, Tensor) and t.ndim == 2 and t.shape[1] == tokens.shape[1]):
                 found = f"{name}: {tuple(t.shape)}" if isinstance(t, Tensor) else f"{name}: {kind(t)}"
                 fix = f"{name}.chunk(ranks, dim=1)[rank], with two axes."
-                raise _refused(f"{name} must be that of this rank's {tokens.shape[1]} tokens.", found, fix)
+                raise _refusal(f"{name} must be that of this rank's {tokens.shape[1]} tokens.", found, fix)
             shown[name] = None if t is None else t.detach().cpu()
         mask = shown["attention_mask"]
         return tuple(tokens.shape[:2]), shown["position_ids"], None if mask is None else mask.bool()
 
-    def _agree(self, told: list[Any], sizes: list[int]) -> None:
-        """Raise, on all ranks, if the parts do not make one text; `told` is what `_checked` returned on each rank."""
+    def _raise_unless_one_text(self, told: list[Any], sizes: list[int]) -> None:
+        """Raise, on all ranks, if the parts do not make one text; `told` has what `_checked_text` returned on each."""
         wanted = [len(part) for part in torch.arange(self.n).chunk(len(sizes))]
         if sizes != wanted:
             rule, fix = "each rank must have the tokens of torch.chunk.", "ids.chunk(ranks, dim=1)[rank]"
-            raise ShapeError(rule, f"parts of {sizes} tokens, not {wanted}", fix, where=_WHERE)
+            raise ShapeError(rule, f"parts of {sizes} tokens, not {wanted}", fix, where=_ERROR_WHERE)
         for which, name in ((0, "sequences"), (1, "position_ids"), (2, "attention_mask")):
             kinds = {part[0][0] if which == 0 else None if part[which] is None else len(part[which]) for part in told}
             if len(kinds) > 1:
                 rule = f"all ranks must have the same number of {name}."
-                raise ShapeError(rule, f"{kinds}", f"{name} on all ranks, or on none.", where=_WHERE)
+                raise ShapeError(rule, f"{kinds}", f"{name} on all ranks, or on none.", where=_ERROR_WHERE)
         if self.order is not None and self.order.shape != (self.n,):
             rule, fix = "order must have one position for each token.", "order=head_tail_order(n, ranks)"
-            raise ShapeError(rule, f"{self.n} tokens", fix, order=self.order, where=_WHERE)
+            raise ShapeError(rule, f"{self.n} tokens", fix, order=self.order, where=_ERROR_WHERE)
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """Check that the model has attended with attlas; a forward hook."""
         if not self.layers:
             rule, fix = "the attention layers of the model must ask transformers for their function.", "another model."
-            raise _refused(rule, f"no layer of {type(model).__name__} attended with attlas", fix)
+            raise _refusal(rule, f"no layer of {type(model).__name__} attended with attlas", fix)
 
     # -------------------------------------------------------------------------------------------------------- a layer
 
@@ -279,7 +281,7 @@ class _Text:
             if self.packs and not seen:
                 rule = "positions begin again, and the model does not take that for another document."
                 fix = "give attention_mask=torch.ones_like(input_ids) if it is one text."
-                raise _refused(rule, "a mask without documents", fix)
+                raise _refusal(rule, "a mask without documents", fix)
 
         agreed(self.mesh, check)
 
@@ -307,7 +309,7 @@ class _Text:
         ):
             if wrong:
                 rule = "a layer must attend to the text itself, with the mask of the model."
-                raise _refused(rule, found, "run the model on one process.")
+                raise _refusal(rule, found, "run the model on one process.")
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask | None, sink: Tensor | None
@@ -318,10 +320,10 @@ class _Text:
             # attend() sums its gradient over the ranks, and so does whoever trains: the same numbers, and a gradient
             # that is divided by the number of ranks.
             sink = sink.detach() + (sink - sink.detach()) / self.mesh.size()
-        whole_q, whole_k, whole_v = (self._whole(t) for t in (q, k, v))
+        whole_q, whole_k, whole_v = (self._as_shard(t) for t in (q, k, v))
         A = attend(whole_q, whole_k, score, mask, sink=sink, plan=self.plan, order=self.order)
         return (A @ whole_v).to_local(), A
 
-    def _whole(self, t: Tensor) -> DTensor:
+    def _as_shard(self, t: Tensor) -> DTensor:
         """Return tokens of this rank, (batch, heads, m, d), as its shard of a DTensor of the whole text."""
         return of_shape(t.contiguous(), self.mesh, [Shard(2)], (*t.shape[:2], self.n, t.shape[3]))

@@ -29,7 +29,7 @@ Group: TypeAlias = tuple[range, ...]
 
 def is_divided(A: Matrix) -> bool:
     """Return whether heads are computed in groups: the keys of all, and as many values, need too much memory."""
-    return len(_Groups(A, (), ()).every) > 1
+    return len(_HeadGroups(A, (), ()).every) > 1
 
 
 def by_group(
@@ -60,7 +60,7 @@ def by_group(
     Gathers no more than ``Plan.gathered_bytes`` at a time, or one head. Only the shards are kept for a backward: it
     gathers each group again, computes it again, and reduce-scatters its gradients before the next.
     """
-    groups = _Groups(A, tensors, tensors if values else ())
+    groups = _HeadGroups(A, tensors, tensors if values else ())
     if len(groups.every) == 1:
         return method(A, *tensors)
     layout, groups.method = groups.layout, method
@@ -70,7 +70,7 @@ def by_group(
     groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A.tokens[:2], *tensors)]
     groups.leaves = [t for t in (*groups.tokens, *A.leaves[2:]) if t.requires_grad and torch.is_grad_enabled()]
     # Sets `groups.form`: the results of one group, which tell shapes and placements.
-    results = _Recomputed.apply(groups, *groups.leaves) if groups.leaves else groups.joined(())  # type: ignore[no-untyped-call]
+    results = _RecomputedGroups.apply(groups, *groups.leaves) if groups.leaves else groups.joined(())  # type: ignore[no-untyped-call]
     found, form, groups.form = iter(results), groups.form, None
 
     def whole(t: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def by_group(
     return tree_map(whole, form)
 
 
-class _Groups:
+class _HeadGroups:
     """The groups of heads and batches that are computed one after the other; the same on all ranks."""
 
     method: Callable[..., Any]
@@ -104,7 +104,7 @@ class _Groups:
             sizes += [size for t in (k, *tensors) if (size := layout.size(t, axis)) > 1]
             self.pieces.append(math.gcd(*(size // ranks if size % ranks == 0 else 1 for size in sizes)) or 1)
         # Keys are counted twice where there are no values yet: who reads the keys of all heads keeps them.
-        needed = [self._bytes(t) for t in gathered] or [0]
+        needed = [self._bytes_of_all_tokens(t) for t in gathered] or [0]
         allowed = A.whole.plan.gathered_bytes or _GATHERED_BYTES
         count = allowed * math.prod(self.pieces) // max(sum(needed), 2 * needed[0], 1)
         cuts: list[list[range]] = []
@@ -114,12 +114,12 @@ class _Groups:
             count //= pieces
         self.every: list[Group] = list(product(*cuts))
 
-    def _bytes(self, t: DTensor) -> int:
+    def _bytes_of_all_tokens(self, t: DTensor) -> int:
         """Return the memory of a tensor of which a rank has all tokens."""
         shared = math.prod(ranks for axis, ranks in enumerate(self.ranks) if self.layout.size(t, axis) > 1)
         return t.numel() * t.element_size() // shared
 
-    def _numbers(self, group: Group) -> tuple[Tensor, Tensor]:
+    def _ids_of_group(self, group: Group) -> tuple[Tensor, Tensor]:
         """Return the batch ids and head ids of a group, those of all ranks together."""
         layout, problem = self.layout, self.A.whole.problem
         places = []
@@ -135,10 +135,10 @@ class _Groups:
 
     def has(self, group: Group, wanted: tuple[Tensor, Tensor]) -> bool:
         """Return whether a group has at least one of the wanted batches and one of the wanted heads."""
-        numbers = zip(self._numbers(group), wanted, strict=True)
+        numbers = zip(self._ids_of_group(group), wanted, strict=True)
         return all(bool(torch.isin(own, asked).any()) for own, asked in numbers)
 
-    def _place(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
+    def _slices_of_group(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
         """Return the slices of a group in a tensor whose last leading axes have these sizes.
 
         A group counts pieces of each axis. An axis of size 1 serves all groups, and is taken whole.
@@ -150,15 +150,17 @@ class _Groups:
             for own, step in zip(group[first:], steps, strict=True)
         )
 
-    def _sizes(self, group: Group, leading: Sequence[int]) -> tuple[int, ...]:
+    def _leading_sizes(self, group: Group, leading: Sequence[int]) -> tuple[int, ...]:
         """Return the sizes of a group's leading axes, given those of the whole."""
-        return tuple(len(range(size)[own]) for size, own in zip(leading, self._place(group, leading), strict=True))
+        return tuple(
+            len(range(size)[own]) for size, own in zip(leading, self._slices_of_group(group, leading), strict=True)
+        )
 
-    def _narrowed(self, t: DTensor, group: Group) -> DTensor:
+    def _part_of_group(self, t: DTensor, group: Group) -> DTensor:
         """Return the part of a DTensor that belongs to a group; its tokens stay on their ranks."""
         local = t.to_local()
-        shape = (*self._sizes(group, t.shape[:-2]), *t.shape[-2:])
-        return of_shape(local[self._place(group, local.shape[:-2])], self.layout.mesh, t.placements, shape)
+        shape = (*self._leading_sizes(group, t.shape[:-2]), *t.shape[-2:])
+        return of_shape(local[self._slices_of_group(group, local.shape[:-2])], self.layout.mesh, t.placements, shape)
 
     def of(self, group: Group, own: Sequence[Tensor]) -> Any:
         """Call the method for the matrix of one group, and return its results.
@@ -167,8 +169,8 @@ class _Groups:
         """
         A, layout, problem = self.A, self.layout, self.A.whole.problem
         mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))  # what stands for each leaf
-        q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
-        batches, heads = self._numbers(group)
+        q, k, *others = (self._part_of_group(mine.get(id(t), t), group) for t in self.tokens)
+        batches, heads = self._ids_of_group(group)
         key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1
         scale, sink = (None if t is None else mine.get(id(t), t) for t in (A.tokens[2], problem.sink))
         held = {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
@@ -181,7 +183,7 @@ class _Groups:
             sink=None if sink is None else sink[heads],
             ids=(batches, heads),
         )
-        leading = self._sizes(group, layout.leading)
+        leading = self._leading_sizes(group, layout.leading)
         whole = softmax_matrix(problem, A.whole.plan, Axes(leading, (True,) * len(leading)))
         scale = scale if scale is None or scale.numel() == 1 else scale.reshape(-1)[heads]
         return self.method(type(A)(replace(layout, leading=leading), whole, (q, k, scale)), *others)
@@ -190,10 +192,10 @@ class _Groups:
         """Return this rank's results of all groups, each at its place in the whole."""
         totals: list[Tensor] = []
         for group in self.every:
-            self._add(group, own, totals)
+            self._add_results(group, own, totals)
         return totals
 
-    def _add(self, group: Group, own: Sequence[Tensor], totals: list[Tensor]) -> None:
+    def _add_results(self, group: Group, own: Sequence[Tensor], totals: list[Tensor]) -> None:
         """Add the results of one group to `totals`, at its place; the first call fills the empty list.
 
         Also remember the form of the results.
@@ -202,29 +204,29 @@ class _Groups:
         found = self.of(group, own)
         self.recorded = [t.requires_grad for t in tree_leaves(found)]
         self.form = tree_map(Tensor.detach, found)
-        results = [_local(t) for t in tree_leaves(self.form)]
+        results = [_local_part(t) for t in tree_leaves(self.form)]
         if not totals:
             totals += [t.new_zeros(*self.sizes, *t.shape[len(self.sizes) :]) for t in results]
         for total, t in zip(totals, results, strict=True):
-            total[self._place(group, self.sizes)] += t
+            total[self._slices_of_group(group, self.sizes)] += t
 
     def slopes(self, group: Group, own: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return a group's contribution to the gradients with respect to `own`; `given` are those of the results.
 
         The group is computed again, with a graph.
         """
-        graph, place = torch.is_grad_enabled(), self._place(group, self.sizes)
+        graph, place = torch.is_grad_enabled(), self._slices_of_group(group, self.sizes)
         with torch.enable_grad():
-            found = zip(map(_local, tree_leaves(self.of(group, own))), given, strict=True)
+            found = zip(map(_local_part, tree_leaves(self.of(group, own))), given, strict=True)
             results, slopes = zip(*((t, slope[place]) for t, slope in found if t.requires_grad), strict=True)
         return torch.autograd.grad(results, own, slopes, create_graph=graph, materialize_grads=True)
 
 
-class _Recomputed(torch.autograd.Function):
+class _RecomputedGroups(torch.autograd.Function):
     """Computes all groups and keeps no keys or values of them; the backward computes each group again."""
 
     @staticmethod
-    def forward(ctx: Any, groups: _Groups, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, groups: _HeadGroups, *leaves: Tensor) -> tuple[Tensor, ...]:
         # Detached leaves with a graph tell which results carry a gradient.
         ctx.groups = groups
         ctx.save_for_backward(*leaves)
@@ -245,6 +247,6 @@ class _Recomputed(torch.autograd.Function):
         return None, *totals
 
 
-def _local(t: Tensor) -> Tensor:
+def _local_part(t: Tensor) -> Tensor:
     """Return this rank's part of a DTensor; another tensor as it is."""
     return t.to_local() if isinstance(t, DTensor) else t

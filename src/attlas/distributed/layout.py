@@ -85,7 +85,7 @@ def like(t: Tensor) -> Tensor:
     return torch.zeros(1, dtype=t.dtype, device=local.device).expand(t.shape)
 
 
-def _axis(t: DTensor, dim: int, rank: int) -> int | None:
+def _matrix_axis(t: DTensor, dim: int, rank: int) -> int | None:
     """Return which leading axis of the matrix an axis of a tensor is; None where it is its tokens.
 
     Leading axes are aligned from the right: `rank` is their number in the matrix, the tensor may have fewer.
@@ -99,7 +99,7 @@ def roles_of(q: DTensor, k: DTensor, leading: Sequence[int]) -> tuple[Role, ...]
     roles: list[Role] = []
     for pair in zip(q.placements, k.placements, strict=True):
         sharded = [(t, p.dim % t.ndim) for t, p in zip((q, k), pair, strict=True) if isinstance(p, Shard)]
-        axes = [(_axis(t, dim, len(leading)), t.shape[dim]) for t, dim in sharded]
+        axes = [(_matrix_axis(t, dim, len(leading)), t.shape[dim]) for t, dim in sharded]
         lead = [axis for axis, size in axes if axis is not None and (size > 1 or leading[axis] == 1)]
         tokens = [t for t, dim in sharded if dim == t.ndim - 2]
         roles.append(lead[0] if lead else "nothing" if not tokens else "queries" if tokens[0] is q else "keys")
@@ -142,9 +142,9 @@ class Layout:
 
     def placements(self, **axes: int | None) -> list[Placement]:
         """Return how a result lies on the mesh, given the number of its axis of `queries` and of `keys`, if any."""
-        return _sharded(axes.get(role) if isinstance(role, str) else role for role in self.roles)
+        return _placements_of_axes(axes.get(role) if isinstance(role, str) else role for role in self.roles)
 
-    def _spans(self) -> list[range]:
+    def _ranges_of_rank(self) -> list[range]:
         """Return this rank's ranges of: each leading axis, the queries, the keys."""
         shape = (*self.leading, self.m, self.n)
         placements = self.placements(queries=self.rank, keys=self.rank + 1)
@@ -154,7 +154,7 @@ class Layout:
     @property
     def rows(self) -> list[range]:
         """Runs of queries that this rank has, by their positions in the text."""
-        span = self._spans()[self.rank]
+        span = self._ranges_of_rank()[self.rank]
         if self.order is None or not len(span):
             return [span]
         positions = self.order[span.start : span.stop]
@@ -164,12 +164,12 @@ class Layout:
     @property
     def columns(self) -> range:
         """Keys that this rank has."""
-        return self._spans()[self.rank + 1]
+        return self._ranges_of_rank()[self.rank + 1]
 
     @property
     def local(self) -> tuple[range, ...]:
         """What this rank has of each leading axis."""
-        return tuple(self._spans()[: self.rank])
+        return tuple(self._ranges_of_rank()[: self.rank])
 
     @property
     def axes(self) -> Axes:
@@ -205,7 +205,7 @@ class Layout:
             Which tokens it has.
         """
         axis = t.ndim - 2
-        targets = _sharded(axis if role == tokens else self._own_axis(t, role) for role in self.roles)
+        targets = _placements_of_axes(axis if role == tokens else self._own_axis(t, role) for role in self.roles)
         # Who has tokens whole uses them for its own rows, keys or heads only: its gradient is one of several summands.
         grads = [
             target if isinstance(target, Shard) else Replicate() if role == "nothing" else Partial()
@@ -215,9 +215,9 @@ class Layout:
             # Gathered along the first axis, the parts need no second copy to lie side by side.
             moved: Any = t.movedim(axis, 0)
             moved = moved.redistribute(self.mesh, _axis_first(targets, axis))
-            local = _defined(moved.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
+            local = _with_gradient(moved.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
         else:
-            local = _defined(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
+            local = _with_gradient(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
         if self.order is not None and tokens == "keys":
             local = local.index_select(-2, self.order.argsort().to(local.device))
         return self._four_axes(local, t)
@@ -241,7 +241,7 @@ class Layout:
         """
         tokens = (t.ndim - 2 if isinstance(p, Shard) else None for p in t.placements)
         roles = zip(self.roles, tokens, strict=True)
-        return _sharded(self._own_axis(t, role) if isinstance(role, int) else own for role, own in roles)
+        return _placements_of_axes(self._own_axis(t, role) if isinstance(role, int) else own for role, own in roles)
 
     def _own_axis(self, t: DTensor, axis: Role) -> int | None:
         """Return the axis of `t` that is sharded as a leading axis of the matrix is.
@@ -328,10 +328,10 @@ class Layout:
         whole = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
         # Ranks along "nothing" compute the same, so their gradient counts once.
         grads = [Replicate() if role == "nothing" else Partial() for role in self.roles]
-        return _defined(whole.to_local(grad_placements=grads))
+        return _with_gradient(whole.to_local(grad_placements=grads))
 
 
-def _sharded(axes: Iterable[int | None]) -> list[Placement]:
+def _placements_of_axes(axes: Iterable[int | None]) -> list[Placement]:
     """Return a Shard or Replicate for each dimension of a mesh, from the axis that it divides (None: Replicate)."""
     return [Replicate() if axis is None else Shard(axis) for axis in axes]
 
@@ -347,12 +347,12 @@ def _axis_first(placements: Sequence[Placement], axis: int) -> list[Placement]:
     return [Shard((p.dim + 1) % (axis + 1)) if isinstance(p, Shard) else p for p in placements]
 
 
-def _defined(t: Tensor) -> Tensor:
+def _with_gradient(t: Tensor) -> Tensor:
     """Return a tensor whose gradient is zeros, and not missing, on a rank that does not use it."""
-    return _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
+    return _GradientOrZeros.apply(t)  # type: ignore[no-untyped-call]  # torch's own
 
 
-class _Defined(torch.autograd.Function):
+class _GradientOrZeros(torch.autograd.Function):
     """Gives zeros for a missing gradient: all ranks must take part in the collective of its backward."""
 
     @staticmethod

@@ -26,7 +26,7 @@ from attlas.matrix import AttentionMatrix, observers, softmax_matrix
 from attlas.stats import Statistic, TopK
 
 
-class _Refusing:
+class _RefusedAttributes:
     """Raises an error that says what to use instead, for attributes that only a tensor has."""
 
     _shown = "A"
@@ -41,7 +41,7 @@ class _Refusing:
         raise BackendError(rule, where, fix, where=where)
 
 
-class DistributedMatrix(_Refusing):
+class DistributedMatrix(_RefusedAttributes):
     """softmax(score(Q, K)) of queries and keys that are divided over the ranks of a mesh. Made by `attlas.attend`.
 
     It has products, the log-sum-exp, statistics and reads of cells. Their results are DTensors: sharded along batch and
@@ -169,18 +169,18 @@ class DistributedMatrix(_Refusing):
     @public("A @ v")
     def __matmul__(self, v: DTensor) -> DTensor:
         # Group of heads by group, where the keys of all take too much memory.
-        self._check(v, "keys")
-        return by_group(self, DistributedMatrix._product, v, values=True)
+        self._check_factor(v, "keys")
+        return by_group(self, DistributedMatrix._product_of_group, v, values=True)
 
-    def _product(self, v: DTensor) -> DTensor:
+    def _product_of_group(self, v: DTensor) -> DTensor:
         """Return ``A @ v`` for one group of heads, see `by_group`."""
         layout = self.layout
         values = layout.part_of(v, "keys")
         with observers.unheard():  # a recording would take a part for the whole
-            own = self._agreed(lambda: [part @ values for part in self.parts])
+            own = self._call_agreed(lambda: [part @ values for part in self.parts])
         rounded = [part.softmax_weights for part in self.parts if part.softmax_weights.lse_is_rounded]
-        if self._splits("keys"):
-            both = zip(own, self._shares(), strict=True)
+        if self._divides("keys"):
+            both = zip(own, self._shares_of_parts(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
         for weights in rounded:  # by torch's kernel: what is read next computes a more precise one
             weights.forget_lse()
@@ -199,9 +199,9 @@ class DistributedMatrix(_Refusing):
         return Transposed(self)
 
     @public("A.mT @ x")
-    def _gathered(self, x: DTensor) -> DTensor:
+    def _gathered_by_keys(self, x: DTensor) -> DTensor:
         """Return ``A.mT @ x``: what each key gathers from the queries."""
-        self._check(x, "queries")
+        self._check_factor(x, "queries")
         return by_group(self, DistributedMatrix._transposed_product, x)
 
     def _transposed_product(self, x: DTensor) -> DTensor:
@@ -209,16 +209,16 @@ class DistributedMatrix(_Refusing):
         layout = self.layout
         tokens = layout.part_of(x, "queries")
         pieces = tokens.split([part.shape[-2] for part in self.parts], dim=2)
-        if self._splits("keys"):
+        if self._divides("keys"):
             heads = len(layout.heads)
             pieces = tuple(
                 spread_heads(piece, heads) * share.to(piece.dtype)
-                for piece, share in zip(pieces, self._shares(), strict=True)
+                for piece, share in zip(pieces, self._shares_of_parts(), strict=True)
             )
-        found = self._agreed(lambda: sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True)))
+        found = self._call_agreed(lambda: sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True)))
         return layout.wrap(layout.reduced(found, ["queries"]), keys=0)
 
-    def _check(self, t: Any, tokens: Role) -> None:
+    def _check_factor(self, t: Any, tokens: Role) -> None:
         """Raise an error unless `t` can be multiplied with the matrix along its queries or keys.
 
         All ranks raise it together where they exchange something.
@@ -234,15 +234,15 @@ class DistributedMatrix(_Refusing):
             check_values(like(t), own, self.whole.axes, problem.shape[1], names)
 
         # Calls it, and raises on all ranks if it raises on one.
-        self._agreed(check)
+        self._call_agreed(check)
 
-    def _splits(self, role: Role) -> bool:
+    def _divides(self, role: Role) -> bool:
         """Return whether a dimension of the mesh divides the queries, or the keys."""
         return bool(self.layout.dims(role))
 
-    def _agreed(self, compute: Any) -> Any:
+    def _call_agreed(self, compute: Any) -> Any:
         """Call a function without collectives; where ranks exchange something, all raise the error of any."""
-        exchanges = self._splits("queries") or self._splits("keys")
+        exchanges = self._divides("queries") or self._divides("keys")
         return agreed(self.device_mesh, compute) if exchanges else compute()
 
     # --------------------------------------------------------------------------------------------------- log-sum-exp
@@ -255,7 +255,7 @@ class DistributedMatrix(_Refusing):
     def _log_sum_exp(self) -> DTensor:
         """Return `lse` for one group of heads, see `by_group`."""
         own = self._own_lses(self.parts)
-        total = [self._over_keys(lse) for lse in own] if self._splits("keys") else own
+        total = [self._over_keys(lse) for lse in own] if self._divides("keys") else own
         return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
 
     def _own_lses(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
@@ -269,9 +269,9 @@ class DistributedMatrix(_Refusing):
                 known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())
             return known
 
-        return self._agreed(lambda: [of(part) for part in parts])
+        return self._call_agreed(lambda: [of(part) for part in parts])
 
-    def _shares(self) -> list[Tensor]:
+    def _shares_of_parts(self) -> list[Tensor]:
         """Return which share of its row's weight each part has: (batch, heads, rows, 1), float64, with a graph."""
         own = self._own_lses(self.parts)
         return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
@@ -320,24 +320,24 @@ class DistributedMatrix(_Refusing):
         -----
         A statistic that needs whole rows gathers keys that are sharded; all ranks then compute it.
         """
-        whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._splits("keys")]
+        whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._divides("keys")]
         others = [s for s in statistics if s not in whole]
         results: dict[Any, Any] = dict(zip(whole, self._whole_rows.collect(*whole), strict=True)) if whole else {}
         if others:
-            results |= zip(others, by_group(self, lambda A: A._collected(others)), strict=True)
+            results |= zip(others, by_group(self, lambda A: A._merged_statistics(others)), strict=True)
         return tuple(results[s] for s in statistics)
 
     @public("A.collect()")
-    def _collected(self, statistics: list[Any]) -> list[Any]:
+    def _merged_statistics(self, statistics: list[Any]) -> list[Any]:
         """Return the results of statistics that can be merged."""
         layout, problem = self.layout, self.whole.problem
         results: dict[Any, Any] = {}
         first = Collector(layout, problem, self.parts)
-        tiled = self._agreed(lambda: [first.sees_tiles(statistic) for statistic in statistics])
+        tiled = self._call_agreed(lambda: [first.sees_tiles(statistic) for statistic in statistics])
         for seen in sorted(set(tiled)):
             some = [statistic for statistic, own in zip(statistics, tiled, strict=True) if own is seen]
             collector = Collector(layout, problem, self._with_whole_rows(tiled=seen))
-            local = self._agreed(partial(collector.local, some))
+            local = self._call_agreed(partial(collector.local, some))
             results |= {s: collector.merged(s, own) for s, own in zip(some, local, strict=True)}
         return [results[statistic] for statistic in statistics]
 
@@ -351,7 +351,7 @@ class DistributedMatrix(_Refusing):
         if tiled:
             plan = replace(self.whole.plan, backend="tiled")
             parts = tuple(softmax_matrix(part.problem, plan, part.axes) for part in parts)
-        if not self._splits("keys"):
+        if not self._divides("keys"):
             return parts
         if any(part.needs_graph for part in self.parts):
             rule, found = "what is read of keys that are sharded carries no gradient.", "a tensor requires a gradient"
@@ -389,7 +389,7 @@ class DistributedMatrix(_Refusing):
         return self.collect(TopK(k))[0]
 
 
-class Transposed(_Refusing):
+class Transposed(_RefusedAttributes):
     """The transposed matrix of a DistributedMatrix; made by ``A.mT``."""
 
     _shown = "A.mT"
@@ -404,7 +404,7 @@ class Transposed(_Refusing):
         return torch.Size((*leading, n, m))
 
     def __matmul__(self, x: DTensor) -> DTensor:
-        return self.matrix._gathered(x)
+        return self.matrix._gathered_by_keys(x)
 
 
 @public("A[...]")
@@ -431,17 +431,17 @@ def parsed(key: object, layout: Layout) -> Where:
 def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) -> Tensor:
     """Return the asked cells that this rank has, with 0 for the others, shape (batch, heads, rows, columns)."""
     asked_batches, asked_heads, _ = where.leading  # type: ignore[misc]  # parsed() fills it in
-    asked_rows, asked_columns = _positions(where.rows), _positions(where.columns)
+    asked_rows, asked_columns = _as_positions(where.rows), _as_positions(where.columns)
     shape = [len(t) for t in (asked_batches, asked_heads, asked_rows, asked_columns)]
     problem = parts[0].problem
     result = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
     # `to_x` are places among what was asked for, `x` those in this rank's part.
     to_batch, batch = (asked_batches.unsqueeze(-1) == problem.batch_ids).nonzero().unbind(-1)
     to_head, head = (asked_heads.unsqueeze(-1) == problem.head_ids).nonzero().unbind(-1)
-    to_column, column = _within(asked_columns, layout.columns)
+    to_column, column = _positions_within(asked_columns, layout.columns)
     own = Axes((len(batch), len(head)), (True, True))
     for part, rows in zip(parts, layout.rows, strict=True):
-        to_row, row = _within(asked_rows, rows)
+        to_row, row = _positions_within(asked_rows, rows)
         if min(map(len, (batch, head, row, column))) == 0:
             continue
         cells = part.selected(Where((batch, head, own), None, None, False)).read(Where(None, row, column, False))
@@ -450,14 +450,14 @@ def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) 
     return result
 
 
-def _positions(index: Any) -> Tensor:
+def _as_positions(index: Any) -> Tensor:
     """Return an index of rows or columns as a tensor of positions."""
     if isinstance(index, Tensor):
         return index.cpu()
     return torch.tensor([index] if isinstance(index, int) else index, dtype=torch.int64, device="cpu")
 
 
-def _within(asked: Tensor, own: range) -> tuple[Tensor, Tensor]:
+def _positions_within(asked: Tensor, own: range) -> tuple[Tensor, Tensor]:
     """Return which of the asked positions lie in the range `own`, as indices of `asked`, and their places in `own`."""
     to = ((asked >= own.start) & (asked < own.stop)).nonzero().squeeze(-1)
     return to, asked[to] - own.start

@@ -62,7 +62,7 @@ class Divided:
     places: dict[int, tuple[slice, ...]]
 
 
-def _hollow(t: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+def _zeros_without_memory(t: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """Return zeros of the dtype and shape of a tensor, or of `shape`, that take no memory."""
     return torch.zeros(1, dtype=t.dtype, device="cpu").expand(t.shape if shape is None else shape)
 
@@ -96,23 +96,23 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
         if entry.values_and_norms:
             rule = "values are not joined from several processes."
             raise RecordingError(rule, "values", "attlas.record(model) without values.", entry=entry.path)
-        # `_hollow` keeps shape and dtype of a tensor, and no numbers: these stay on their rank.
-        tensors = {name: _hollow(t) for name, t in tensors_of(entry).items()}
+        # `_zeros_without_memory` keeps shape and dtype of a tensor, and no numbers: these stay on their rank.
+        tensors = {name: _zeros_without_memory(t) for name, t in tensors_of(entry).items()}
         for name, t in tensors.items():
             if "." in name and t.shape[:2] != entry.shape[:2]:
                 rule = "results of statistics must begin with the axes of batch and heads to be joined."
                 text = f"{name.split('.')[0]} of shape {tuple(t.shape)}"
                 raise RecordingError(rule, text, "leave that statistic out.", entry=entry.path)
-        results = {name: tree_map(_hollow, result) for name, result in entry.statistics.items()}
-        mask = None if entry.query_mask is None else _hollow(entry.query_mask)
+        results = {name: tree_map(_zeros_without_memory, result) for name, result in entry.statistics.items()}
+        mask = None if entry.query_mask is None else _zeros_without_memory(entry.query_mask)
         bare = replace(entry, matrix=None, statistics=results, query_mask=mask)
         found[KINDS.index(entry.kind), entry.layer, entry.call] = Part(
-            bare, tensors, *_settings(entry), entry.matrix is not None and entry.matrix.problem.partial
+            bare, tensors, *_score_and_mask(entry), entry.matrix is not None and entry.matrix.problem.partial
         )
     return found
 
 
-def _settings(entry: Entry) -> tuple[Any, Any]:
+def _score_and_mask(entry: Entry) -> tuple[Any, Any]:
     """Return the score and the mask of an entry as plain data; a mask that is a function as the runs that it allows."""
     if entry.matrix is None:
         return None, None
@@ -210,7 +210,7 @@ def joined(
     entries, divided = [], {}
     for key in sorted({key for row in grid for rank in row for key in told[rank]}):
         parts = _by_heads([[(rank, told[rank][key]) for rank in row if key in told[rank]] for row in grid])
-        entry, found = _entry(parts, own)
+        entry, found = _joined_entry(parts, own)
         entries.append(entry)
         divided[f"{entry.path}, call {entry.call}"] = found
     return Atlas(entries), divided
@@ -228,26 +228,30 @@ def _by_heads(grid: Grid) -> Grid:
     flat = [head for some in numbers[0] for head in some]
     if any(row != numbers[0] for row in numbers) or flat != sorted(set(flat)):
         rule = "along Shard(0) ranks must have the same heads, along Shard(1) different ones, one run each."
-        raise _unfit(first, rule, f"heads {numbers}", "placements=[Shard(0)] for parts of the batch, Shard(1) of heads")
+        raise _cannot_join_error(
+            first, rule, f"heads {numbers}", "placements=[Shard(0)] for parts of the batch, Shard(1) of heads"
+        )
     for _, part in (one for row in ordered for one in row):
         entry = part.entry
         if entry.shape[2:] != first.shape[2:] or entry.statistics.keys() != first.statistics.keys():
             found = f"{entry.shape[2:]} and {first.shape[2:]}, statistics {[*entry.statistics]}"
             fix = "pad the texts of all ranks to one length, with an attention_mask."
-            raise _unfit(first, "ranks must have texts of one length, and the same statistics.", found, fix)
+            raise _cannot_join_error(first, "ranks must have texts of one length, and the same statistics.", found, fix)
         for name in ("name", "queries", "first_key"):
             if getattr(entry, name) != getattr(first, name):
                 found = f"{name} = {getattr(entry, name)} and {getattr(first, name)}"
-                raise _unfit(first, "ranks must have recorded the same passes of the same layers.", found)
+                raise _cannot_join_error(first, "ranks must have recorded the same passes of the same layers.", found)
     return ordered
 
 
-def _unfit(entry: Entry, rule: str, found: str, fix: str = "save each rank's atlas by itself.") -> RecordingError:
+def _cannot_join_error(
+    entry: Entry, rule: str, found: str, fix: str = "save each rank's atlas by itself."
+) -> RecordingError:
     """Return the error of entries that cannot be joined."""
     return RecordingError(rule, found, fix, entry=f"{entry.path}, call {entry.call}", where="save()")
 
 
-def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
+def _joined_entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
     """Join the parts of one entry: return the entry of all, and where each rank's tensors lie in it, by name.
 
     `own` has this rank's scores by the name of their class. Results of statistics are tensors ``name.0``, ``name.1``...
@@ -255,21 +259,21 @@ def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
     first = grid[0][0][1].entry
     batches = [row[0][1].entry.shape[0] for row in grid]
     if any(part.entry.shape[0] != size for row, size in zip(grid, batches, strict=True) for _, part in row):
-        raise _unfit(first, "along Shard(1) all ranks must have the same batch.", f"batches of {batches}")
+        raise _cannot_join_error(first, "along Shard(1) all ranks must have the same batch.", f"batches of {batches}")
     heads = tuple(head for _, part in grid[0] for head in part.entry.heads)
     grid = [[(rank, _with_query_mask(part, grid)) for rank, part in row] for row in _with_equal_groups(grid)]
     found: dict[str, Divided] = {}
     for name in grid[0][0][1].tensors:
         axes = {"sink": (None, 0), "query_mask": (0, None)}.get(name, (0, 1))
         if any(name not in part.tensors for row in grid for _, part in row):
-            raise _unfit(first, "all ranks must have kept the same.", f"{name} on some ranks only")
-        found[name] = _divided(name, [[(r, p.tensors[name]) for r, p in row] for row in grid], axes, first)
+            raise _cannot_join_error(first, "all ranks must have kept the same.", f"{name} on some ranks only")
+        found[name] = _shape_and_parts(name, [[(r, p.tensors[name]) for r, p in row] for row in grid], axes, first)
     shape = (sum(batches), len(heads), *first.shape[2:])
     wholes = {name: [one.whole for key, one in found.items() if key.rpartition(".")[0] == name]
               for name in first.statistics}  # fmt: skip
     # Results as they were, with the tensors of all ranks in place of this rank's.
     results = {name: rebuilt(result, wholes[name]) for name, result in first.statistics.items()}
-    matrix = _matrix(grid, found, batches, heads, own) if "q" in found else None
+    matrix = _joined_matrix(grid, found, batches, heads, own) if "q" in found else None
     query_mask = found["query_mask"].whole if "query_mask" in found else None
     entry = replace(first, heads=heads, shape=shape, matrix=matrix, statistics=results, query_mask=query_mask)
     return entry, found
@@ -292,13 +296,13 @@ def _with_equal_groups(grid: Grid) -> Grid:
     def spread(part: Part) -> Part:
         """Return a part whose keys have one head for each query head, in shape only."""
         k = part.tensors["k"]
-        whole = _hollow(k[:, :1]).expand(-1, part.entry.shape[1], -1, -1)
+        whole = _zeros_without_memory(k[:, :1]).expand(-1, part.entry.shape[1], -1, -1)
         return part._replace(tensors=part.tensors | {"k": whole})
 
     return [[(rank, spread(part)) for rank, part in row] for row in grid]
 
 
-def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: Entry) -> Divided:
+def _shape_and_parts(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: Entry) -> Divided:
     """Return the shape of a tensor of all ranks, and where each rank's part lies in it.
 
     `axes` are those of the batch and of the heads, None where the tensor has none.
@@ -310,7 +314,7 @@ def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: 
     for _, t in (one for row in grid for one in row):
         if t.dtype is not first.dtype or t.ndim != first.ndim or any(t.shape[a] != first.shape[a] for a in free):
             found = f"{name}: {tuple(t.shape)} {t.dtype} and {tuple(first.shape)} {first.dtype}"
-            raise _unfit(entry, "tensors of all ranks must have one dtype, and the same sizes.", found)
+            raise _cannot_join_error(entry, "tensors of all ranks must have one dtype, and the same sizes.", found)
     # `at`: where the next part begins along the batch and along the heads.
     places, shape, at = {}, list(first.shape), [0, 0]
     for row in grid:
@@ -326,10 +330,10 @@ def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: 
     for which, axis in enumerate(axes):
         if axis is not None:
             shape[axis] = at[which]
-    return Divided(_hollow(first, shape), places)
+    return Divided(_zeros_without_memory(first, shape), places)
 
 
-def _matrix(
+def _joined_matrix(
     grid: Grid, found: dict[str, Divided], batches: Sequence[int], heads: tuple[int, ...], own: dict[str, Any]
 ) -> AttentionMatrix:
     """Return the whole matrix of one entry, with tokens of no memory.
@@ -348,11 +352,12 @@ def _matrix(
     if score is None:
         rule = "a score must be the same on all ranks, without a tensor of batches or heads."
         fix = 'record with keep="statistics", or on one process.'
-        raise _unfit(first.entry, rule, first.score.get("name", first.score["class"]), fix)
+        raise _cannot_join_error(first.entry, rule, first.score.get("name", first.score["class"]), fix)
     mask = joined_mask(rows, batches, 0, (sum(batches), len(heads), *tokens))
     whole = {name: one.whole for name, one in found.items()}
     problem = Problem(
-        whole["q"], whole["k"], score_from(score, _held, own), None if mask is None else mask_from(mask, _held),
+        whole["q"], whole["k"], score_from(score, _tensor_of_setting, own),
+        None if mask is None else mask_from(mask, _tensor_of_setting),
         whole.get("sink"), (torch.arange(sum(batches)), torch.tensor(heads, dtype=torch.int64)),
         partial=any(part.partial for row in grid for _, part in row),
     )  # fmt: skip
@@ -361,7 +366,7 @@ def _matrix(
     return softmax_matrix(problem, Plan(), lse=whole["lse"])
 
 
-def _held(ref: Any) -> Tensor:
+def _tensor_of_setting(ref: Any) -> Tensor:
     """Return the tensor of a setting in stored form, ``{"t": tensor}``."""
     return ref["t"]
 

@@ -22,7 +22,7 @@ from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.storage import Writer
 from attlas.recording.atlas.tensors import Written, fingerprint, header_of, sha256_of
 
-_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+_INTEGERS_BY_BYTES = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def save(
     torch.Size([1, 2, 5, 5])
     >>> destroy_process_group()
     """
-    grid = gathered(mesh, lambda: _grid(mesh, placements))[distributed.get_rank()]
+    grid = gathered(mesh, lambda: _grid_of_ranks(mesh, placements))[distributed.get_rank()]
     told = gathered(
         mesh,
         lambda: (described(atlas), atlas.texts, atlas.encoder_texts, None if atlas.ids is None else atlas.ids.cpu()),
@@ -101,7 +101,11 @@ def save(
         """Return the joined atlas of all ranks, and where each rank's tensors lie."""
         whole, divided = joined(atlas, {rank: entries for rank, (entries, *_) in told.items()}, grid)
         _, texts, encoder_texts, ids = zip(*first, strict=True)
-        whole.texts, whole.encoder_texts, whole.ids = _texts(texts), _texts(encoder_texts), _ids(ids)
+        whole.texts, whole.encoder_texts, whole.ids = (
+            _texts_of_ranks(texts),
+            _texts_of_ranks(encoder_texts),
+            _ids_of_ranks(ids),
+        )
         whole.model, whole.spans, whole.details = atlas.model, atlas.spans, atlas.details
         return whole, divided
 
@@ -110,7 +114,7 @@ def save(
         writer.finish(whole.entries, whole.facts, whole.bookmarks)
 
 
-def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
+def _grid_of_ranks(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
     """Return the ranks as a table: rows for parts of the batch, columns for parts of the heads."""
     placements = list(placements)
     known = len(placements) == mesh.ndim and all(
@@ -127,12 +131,12 @@ def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
     return ranks.permute(order).reshape(batches, -1).tolist()
 
 
-def _texts(parts: Sequence[Any]) -> list[list[str]] | None:
+def _texts_of_ranks(parts: Sequence[Any]) -> list[list[str]] | None:
     """Return the texts of all ranks in one list; None where a rank has none."""
     return None if any(part is None for part in parts) else [text for part in parts for text in part]
 
 
-def _ids(parts: Sequence[Tensor | None]) -> Tensor | None:
+def _ids_of_ranks(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Return the token ids of all ranks in one tensor; None where no rank has ids."""
     known = [part for part in parts if part is not None]
     if not known:
@@ -221,24 +225,24 @@ class _SharedWriter(Writer):
         path = self.partial / name
         header, starts, size = header_of(tensors)
         # For its effect: all ranks wait until the file is there, or raise the error of the one that leads.
-        gathered(self.mesh, lambda: self._create(path, header, size) if self.leads else None)
+        gathered(self.mesh, lambda: self._create_file(path, header, size) if self.leads else None)
         marks = gathered(self.mesh, lambda: self._write_own(path, tensors, starts))
         # Another rank than the one that leads reads the next file, so that the reading is shared.
         reader = self.ranks[len(self.files) % len(self.ranks)]
 
         def check() -> Written | None:
             """Verify the file on one rank; None on others."""
-            return self._verified(path, tensors, starts, marks, size) if self.rank == reader else None
+            return self._verified_file(path, tensors, starts, marks, size) if self.rank == reader else None
 
         return gathered(self.mesh, check)[reader] or Written(size, "")
 
-    def _create(self, path: Path, header: bytes, size: int) -> None:
+    def _create_file(self, path: Path, header: bytes, size: int) -> None:
         """Create a file of `size` bytes that begins with a header."""
         with self.errors_name_folder(), path.open("xb") as file:
             file.write(header)
             file.truncate(size)
 
-    def _places(self, tensors: Mapping[str, Tensor], rank: int) -> dict[str, tuple[slice, ...]]:
+    def _places_of_parts(self, tensors: Mapping[str, Tensor], rank: int) -> dict[str, tuple[slice, ...]]:
         """Return where a rank's parts lie in the tensors, by name; a tensor that is not divided is the first rank's."""
         found = {}
         for name, t in tensors.items():
@@ -248,10 +252,12 @@ class _SharedWriter(Writer):
                 found[name] = places[rank]
         return found
 
-    def _mapped(self, path: Path, name: str, tensors: Mapping[str, Tensor], start: int, mode: Any) -> Tensor:
+    def _mapped_tensor(self, path: Path, name: str, tensors: Mapping[str, Tensor], start: int, mode: Any) -> Tensor:
         """Return a tensor of a file, from byte `start` on, as a memory map in a mode of numpy."""
         t = tensors[name]
-        numbers = np.memmap(path, dtype=_BITS[t.element_size()], mode=mode, offset=start, shape=tuple(t.shape))
+        numbers = np.memmap(
+            path, dtype=_INTEGERS_BY_BYTES[t.element_size()], mode=mode, offset=start, shape=tuple(t.shape)
+        )
         found = torch.from_numpy(numbers)
         return found.view(t.dtype) if t.dtype is not torch.bool else found.view(torch.bool)
 
@@ -259,17 +265,17 @@ class _SharedWriter(Writer):
         """Write this rank's parts, and return their checksums by the name of the tensor."""
         marks = {}
         with self.errors_name_folder():
-            for name, place in self._places(tensors, self.rank).items():
+            for name, place in self._places_of_parts(tensors, self.rank).items():
                 t = tensors[name]
                 own = self.own.get(id(t), t).detach().cpu()
                 marks[name] = fingerprint(own)
                 if own.numel():
-                    self._mapped(path, name, tensors, starts[name], "r+")[place].copy_(own)
+                    self._mapped_tensor(path, name, tensors, starts[name], "r+")[place].copy_(own)
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
         return marks
 
-    def _verified(
+    def _verified_file(
         self,
         path: Path,
         tensors: Mapping[str, Tensor],
@@ -282,10 +288,10 @@ class _SharedWriter(Writer):
         `starts` has the first byte of each tensor, `marks` the checksums that each rank has of its parts, by tensor.
         """
         for rank, own in marks.items():
-            for name, place in self._places(tensors, rank).items():
+            for name, place in self._places_of_parts(tensors, rank).items():
                 t = tensors[name]
                 # Copy on write: torch then takes the map without a warning, and nobody writes.
-                read = self._mapped(path, name, tensors, starts[name], "c") if t.numel() else t
+                read = self._mapped_tensor(path, name, tensors, starts[name], "c") if t.numel() else t
                 if fingerprint(read[place]) != own[name]:
                     rule, fix = "a part must be on disk as its rank wrote it.", "a folder that all ranks share."
                     found = f"{name} of rank {rank} in {path.name} is another"

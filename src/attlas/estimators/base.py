@@ -96,7 +96,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         With ``degree=0`` the prediction is ``weights(X) @ y_``. A local line weighs neighbours by more than their
         distance; these are the weights of its least squares. Cost: none until something is read.
         """
-        x = self._tokens(X)
+        x = self._points_as_queries(X)
         return self._pool.matrix(x)
 
     @without_autocast
@@ -210,7 +210,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """
         self._check_settings()
         self._centre = spread_of(self.X_, self.sample_weight_, counts=self.weights_are == "counts").centre
-        self._make_pool(self.X_, self._targets(), self.sample_weight_)
+        self._make_pool(self.X_, self._pooled_targets(), self.sample_weight_)
         return self
 
     # ------------------------------------------------------------------------------------------------------- fitting
@@ -254,7 +254,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         self.n_iter_ = 1  # scikit-learn asks for one at least of whatever has a max_iter
         data, searched = Observations(X, values, sample_weight), True
         if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
-            searched = self._search(data, loss, warm)
+            searched = self._search_bandwidths(data, loss, warm)
         elif isinstance(self.bandwidth, str):
             self.bandwidth_ = rule_of_thumb(self.bandwidth, spread)
         else:
@@ -263,26 +263,26 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         self._make_pool(X, values, sample_weight)
         if not searched:  # there is no choice, and an error all the same
             known = self._loo_predictions_of_data(data).cpu().numpy()
-            self._set_loo_scores_of_known(known, data._replace(values=self._prepared(values, sample_weight)))
+            self._set_loo_scores_of_known(known, data._replace(values=self._prepared_values(values, sample_weight)))
 
     def _make_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None) -> None:
         """Keep the training data as the tokens and values that predictions pool."""
         single = X.dtype == np.float32 if self.dtype is None else self.dtype is torch.float32
         # Local lines are differences of sums: float32 would leave them four digits.
         self._single = bool(single and not self.degree)
-        weights = None if sample_weight is None else self._tensor(sample_weight)
-        prepared = self._tensor(self._prepared(values, sample_weight))
-        self._pool = Pool(self.kernel, self._scaled(X), prepared, weights, self.degree, self.tolerance)
+        weights = None if sample_weight is None else self._as_tensor(sample_weight)
+        prepared = self._as_tensor(self._prepared_values(values, sample_weight))
+        self._pool = Pool(self.kernel, self._in_bandwidths(X), prepared, weights, self.degree, self.tolerance)
 
-    def _targets(self) -> NDArray[np.float64]:
-        """Return the values of the training data that are pooled, before `_prepared`, shape (n, e)."""
+    def _pooled_targets(self) -> NDArray[np.float64]:
+        """Return the values of the training data that are pooled, before `_prepared_values`, shape (n, e)."""
         raise NotImplementedError
 
-    def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
+    def _prepared_values(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
         """Return values as they are pooled; keep what `_restored` needs to undo it."""
         return values
 
-    def _search(self, data: Observations, loss: Loss, warm: Array | None) -> bool:
+    def _search_bandwidths(self, data: Observations, loss: Loss, warm: Array | None) -> bool:
         """Find the bandwidths of least leave-one-out error, from `warm` on if given; keep path and error too.
 
         Returns False, and keeps no error, where no feature varies.
@@ -295,7 +295,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             # Sorted, with equal observations joined: the search must not depend on how the data are listed.
             # Fractions of observations are left out one by one, as leave_one_out() does.
             data = distinct(data, join=counts and (data.weights is None or not (data.weights % 1).any()))
-        data = data._replace(values=self._prepared(data.values, data.weights))
+        data = data._replace(values=self._prepared_values(data.values, data.weights))
         spread = spread_of(data.X, data.weights, counts=counts)
         whole, index = data, np.arange(len(data.X))  # `index` has the row of `data` of each observation of `whole`
         if copies:
@@ -310,12 +310,12 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         keys = (data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used]
         task = self._loo_task(data._replace(X=keys), loss, repeated=counts and not copies)
         random = check_random_state(self.random_state)
-        sample = _sample(len(data.X), rows, random)
-        stages = self._objectives(task, sample, random)
+        sample = _sampled_rows(len(data.X), rows, random)
+        stages = self._staged_objectives(task, sample, random)
         unusable = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
         # Where the search starts: logarithms of multiples of `start`, as in all that the search returns.
         first = None if warm is None or unusable else np.log(warm[used] / start[used])
-        result = self._minimise(stages, first, random)
+        result = self._least_loss(stages, first, random)
         if loss is squared_error and copies:
             result = _with_error_of_copies(result, whole, data.values[index])
         self.bandwidth_[used] = start[used] * np.exp(result.log_scale)
@@ -328,11 +328,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     def _loo_task(self, data: Observations, loss: Loss, *, repeated: bool) -> LooTask:
         """Return the leave-one-out prediction of observations whose features are in units of a first bandwidth."""
-        keys, values = (torch.from_numpy(t).to(self._device) for t in (data.X, data.values))
-        weights = None if data.weights is None else torch.from_numpy(data.weights).to(self._device)
+        keys, values = (torch.from_numpy(t).to(self._device_of_pool) for t in (data.X, data.values))
+        weights = None if data.weights is None else torch.from_numpy(data.weights).to(self._device_of_pool)
         return LooTask.create(self.kernel, keys, values, weights, loss, self.degree, repeated=repeated)
 
-    def _minimise(self, stages: list[Objective], warm: Array | None, random: Any) -> SearchResult:
+    def _least_loss(self, stages: list[Objective], warm: Array | None, random: Any) -> SearchResult:
         """Search the bandwidths of least loss, with the settings of the user."""
         task = stages[-1].task
         smooth = self.kernel != "boxcar" and task.loss is not accuracy
@@ -345,11 +345,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         if self.loo_rows != "auto":
             return len(X) if self.loo_rows == "all" else int(self.loo_rows)
         # On a line all pairs cost no more than sorting does.
-        on_a_line = int((X[:1] != X).any(0).sum()) == 1 and self._device.type == "cpu"
+        on_a_line = int((X[:1] != X).any(0).sum()) == 1 and self._device_of_pool.type == "cpu"
         fast = on_a_line and not self.degree and isinstance(self.kernel, str)
         return len(X) if fast else max(1, _MOST_PAIRS // len(X))
 
-    def _objectives(self, task: LooTask, sample: Array | None, random: Any) -> list[Objective]:
+    def _staged_objectives(self, task: LooTask, sample: Array | None, random: Any) -> list[Objective]:
         """Return the errors that are minimised one after another, from coarse to fine; the last one counts."""
         n, device = len(task.keys), task.keys.device
         # `sample`: numbers of the rows over which the error is taken, None for all.
@@ -364,7 +364,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
         def sampled(pairs: int) -> Objective:
             """Return the objective in float32 on so many rows, drawn at random, that it has about `pairs` pairs."""
-            fewer = _sample(n, max(1, pairs // n), random)
+            fewer = _sampled_rows(n, max(1, pairs // n), random)
             part = None if fewer is None else torch.from_numpy(fewer).to(device)
             return objective(task, part, torch.float32)
 
@@ -394,7 +394,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """Return the leave-one-out prediction of every training point, as pooled values (n, e)."""
         check_is_fitted(self)
         self._check_lines()
-        return self._loo_predictions_of_data(Observations(self.X_, self._targets(), self.sample_weight_))
+        return self._loo_predictions_of_data(Observations(self.X_, self._pooled_targets(), self.sample_weight_))
 
     def _loo_predictions_of_data(self, data: Observations) -> Tensor:
         """Return the leave-one-out prediction of each row of the data that the pool was made of, (n, e)."""
@@ -402,8 +402,10 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             return self._loo_predictions_of(self._pool, repeated=self.weights_are == "counts")
         # Copies are left out together, as one key.
         joined, index = average_copies(data)
-        back = torch.from_numpy(index).to(self._device)
-        return self._loo_predictions_of(self._pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
+        back = torch.from_numpy(index).to(self._device_of_pool)
+        return self._loo_predictions_of(self._pool.merge_keys(self._in_bandwidths(joined.X), back), repeated=False)[
+            back
+        ]
 
     def _loo_predictions_of(self, pool: Pool, *, repeated: bool) -> Tensor:
         """Return the leave-one-out prediction of each key of a pool, (n, e)."""
@@ -421,23 +423,23 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return torch.where(mean.isnan(), task.without_neighbours(torch.arange(len(mean))).to(mean), mean)
 
     @public("predict()")
-    def _tokens(self, X: ArrayLike) -> Tensor:
+    def _points_as_queries(self, X: ArrayLike) -> Tensor:
         """Return points as queries: checked, and scaled as the training data are."""
         check_is_fitted(self)
         refuse_dask(X)
         with naming_text_columns(X):
             checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return self._scaled(checked)
+        return self._in_bandwidths(checked)
 
-    def _scaled(self, X: Array) -> Tensor:
+    def _in_bandwidths(self, X: Array) -> Tensor:
         """Return points in units of the bandwidth, from the centre of the training data."""
-        return self._tensor(in_bandwidths(X, self._centre, self.bandwidth_))
+        return self._as_tensor(in_bandwidths(X, self._centre, self.bandwidth_))
 
-    def _tensor(self, values: Array) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32 if self._single else torch.float64, device=self._device)
+    def _as_tensor(self, values: Array) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32 if self._single else torch.float64, device=self._device_of_pool)
 
     @property
-    def _device(self) -> torch.device:
+    def _device_of_pool(self) -> torch.device:
         device = torch.device(self.device or "cpu")
         check_float64("bandwidths and sums are", device, 'set_params(device="cpu")')
         return device
@@ -450,7 +452,7 @@ def _with_error_of_copies(result: SearchResult, data: Observations, joined: NDAr
     return replace(result, grid_loss=result.grid_loss + within, visited_loss=result.visited_loss + within)
 
 
-def _sample(n: int, rows: int, random: Any) -> Array | None:
+def _sampled_rows(n: int, rows: int, random: Any) -> Array | None:
     """Return which rows are looked at, in ascending order, or None for all."""
     if rows >= n:
         return None

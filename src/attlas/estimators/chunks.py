@@ -54,13 +54,13 @@ class Chunks:
     def __init__(self, source: Source, columns: Sequence[str] | None = None, rows: int = ROWS) -> None:
         self.rows = whole_number("rows", rows, "leave rows out.")
         self.columns = None if columns is None else list(columns)
-        self.source: Any = self._opened(source)
+        self.source: Any = self._opened_source(source)
         if self.columns is not None and not isinstance(self.source, ParquetFile):
             fix = "pick columns of an array by their positions: array[:, [0, 2]]."
             raise ShapeError("columns are named in a Parquet file only.", f"columns = {self.columns!r}", fix)
 
     @public("Chunks()")
-    def _opened(self, source: Source) -> NDArray[Any] | ParquetFile | Iterable[Any]:
+    def _opened_source(self, source: Source) -> NDArray[Any] | ParquetFile | Iterable[Any]:
         """Return what chunks are read from: an array (of a .npy file: mapped), a ParquetFile, or an iterable."""
         path = Path(source) if isinstance(source, str | Path) else None
         if path is not None and path.suffix.lower() in (".parquet", ".pq"):

@@ -25,7 +25,7 @@ from attlas.foundation.autocast import without_autocast
 Array = NDArray[Any]
 
 # Neighbours that the class frequencies count as: log losses on iris, wine and breast cancer are least about it.
-_PRIOR = 0.1
+_PRIOR_NEIGHBOURS = 0.1
 
 
 @dataclass(eq=False, repr=False)
@@ -145,7 +145,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self.classes_ = np.unique(self.y_)
         loss = log_loss if self.criterion == "log_loss" else accuracy
         # Chooses `bandwidth_`, and keeps the data for predict().
-        self._fit_pool(self.X_, self._targets(), self.sample_weight_, loss)
+        self._fit_pool(self.X_, self._pooled_targets(), self.sample_weight_, loss)
         return self
 
     @without_autocast
@@ -162,8 +162,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         ndarray, shape (m, classes)
             Rows sum to 1; columns are in the order of `classes_`.
         """
-        x = self._tokens(X)
-        probabilities = self._probabilities(x)
+        x = self._points_as_queries(X)
+        probabilities = self._class_probabilities(x)
         isolated = probabilities.isnan().any(-1).nonzero().squeeze(-1)
         if len(isolated):
             probabilities[isolated] = self._outside_probabilities(x[isolated], len(x))
@@ -183,7 +183,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
             Labels of `classes_`.
         """
         probabilities = self.predict_proba(X)
-        probabilities[np.isnan(probabilities).any(1)] = self._prior().cpu().numpy()
+        probabilities[np.isnan(probabilities).any(1)] = self._class_frequencies().cpu().numpy()
         return self.classes_[probabilities.argmax(1)]
 
     @without_autocast
@@ -204,7 +204,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     # ------------------------------------------------------------------------------------------------------ internal
 
-    def _targets(self) -> NDArray[np.float64]:
+    def _pooled_targets(self) -> NDArray[np.float64]:
         """Return the class of each training point as a row of 0 with one 1, shape (n, classes)."""
         return np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
 
@@ -214,13 +214,15 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self.loo_loss_ = float(np.average(log_loss(*rows).loss.numpy(), weights=weights))
         self.loo_score_ = float(np.average(1.0 - accuracy(*rows).loss.numpy(), weights=weights))
 
-    def _probabilities(self, x: Tensor) -> Tensor:
+    def _class_probabilities(self, x: Tensor) -> Tensor:
         """Return the probabilities (m, classes), NaN where a point has no neighbour."""
         shares = self._pool.mean(x).clamp(min=0.0)  # skipping far neighbours may make them -1e-8
         number = self._pool.neighbours(x, counts=self.weights_are == "counts").unsqueeze(-1)
-        return (number * shares / shares.sum(-1, keepdim=True) + _PRIOR * self._prior()) / (number + _PRIOR)
+        return (number * shares / shares.sum(-1, keepdim=True) + _PRIOR_NEIGHBOURS * self._class_frequencies()) / (
+            number + _PRIOR_NEIGHBOURS
+        )
 
-    def _prior(self) -> Tensor:
+    def _class_frequencies(self) -> Tensor:
         """Return the frequencies of the classes in the training data."""
         values, weights = self._pool.values, self._pool.weights
         mass = values.sum(0) if weights is None else weights @ values
@@ -230,9 +232,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         """Return the probabilities of those of so many points that have no neighbour, as `outside` says."""
         # The nearest point's class (one-hot), mixed with the classes' shares: (class + _PRIOR prior) / (1 + _PRIOR).
         if self.outside == "nearest":
-            return (self._pool.values[self._pool.nearest(x)] + _PRIOR * self._prior()) / (1.0 + _PRIOR)
+            return (self._pool.values[self._pool.nearest(x)] + _PRIOR_NEIGHBOURS * self._class_frequencies()) / (
+                1.0 + _PRIOR_NEIGHBOURS
+            )
         if self.outside == "prior":
-            return self._prior().expand(len(x), -1)
+            return self._class_frequencies().expand(len(x), -1)
         warnings.warn(
             f"{len(x)} of {points} points have no training point within one bandwidth: their probabilities are NaN. "
             "outside='nearest' takes the nearest point's class; a larger bandwidth reaches further.",

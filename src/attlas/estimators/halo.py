@@ -18,10 +18,10 @@ from attlas.estimators.sums.task import BOUNDED
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-_SAMPLE = 1000  # points of each partition that the boxes are cut by
+_SAMPLED_POINTS = 1000  # points of each partition that the boxes are cut by
 _MOST_COPIES = 8.0  # boxes that a key may be sent to, on the mean
-_DISTANCE = 8.0  # bandwidths from the nearest key up to which a truncated kernel keeps its bound for certain
-_PARTITION = 1 << 40  # what the number of a partition is multiplied with, in the place of a row
+_BOUND_DISTANCE = 8.0  # bandwidths from the nearest key up to which a truncated kernel keeps its bound for certain
+_PARTITION_FACTOR = 1 << 40  # what the number of a partition is multiplied with, in the place of a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +100,14 @@ class Halo:
         rows, boxes = self.boxes.holding(self.part.points(frame, self.names[0]), self.reach)
         columns = [*self.names[0], *self.names[1]]
         numbers = frame[columns].to_numpy(dtype=np.float64)[rows]
-        return _frame(numbers, [*self.part.names[0], *self.part.names[1]], box=boxes)
+        return _frame_of_numbers(numbers, [*self.part.names[0], *self.part.names[1]], box=boxes)
 
     def queries(self, frame: Any, partition_info: dict[str, Any] | None = None) -> Any:
         """Return the rows of a partition of queries with their boxes and places."""
         rows, boxes = self.boxes.holding(self.part.points(frame, self.names[0]))
         numbers = frame[self.names[0]].to_numpy(dtype=np.float64)[rows]
-        first = (partition_info or {}).get("number", 0) * _PARTITION
-        return _frame(numbers, self.part.names[0], box=boxes, place=first + rows)
+        first = (partition_info or {}).get("number", 0) * _PARTITION_FACTOR
+        return _frame_of_numbers(numbers, self.part.names[0], box=boxes, place=first + rows)
 
     def predicted(self, queries: Any, keys: Any) -> Any:
         """Return the predictions of a box, with the ``place`` of each query, by which rows are put in order again.
@@ -123,10 +123,10 @@ class Halo:
                 found = sums.mean()
                 found[sums.log_denominator() < self.least] = torch.nan
                 mean = found.cpu().numpy().astype(np.float64) * part.unit + part.shift
-        return _frame(mean, outputs, place=queries["place"].to_numpy())
+        return _frame_of_numbers(mean, outputs, place=queries["place"].to_numpy())
 
 
-def _frame(numbers: Floats, names: list[str], **places: Places) -> Any:
+def _frame_of_numbers(numbers: Floats, names: list[str], **places: Places) -> Any:
     """Return a pandas frame of numbers with one column for each name, and further columns by keyword."""
     pandas = importlib.import_module("pandas")
     return pandas.DataFrame(numbers, columns=names).assign(**places)
@@ -167,10 +167,10 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     reach, least = 1.0 + 1e-5, -math.inf
     if not bounded:
         # Half of the tolerance is for the keys beyond the reach: all `count` of them weigh less than that part of a row
-        # whose sum is exp(`least`) or more. One key within `_DISTANCE` bandwidths makes up such a sum.
+        # whose sum is exp(`least`) or more. One key within `_BOUND_DISTANCE` bandwidths makes up such a sum.
         part = replace(part, tolerance=part.tolerance / 2)
         least = math.log(count / part.tolerance)
-        reach = math.sqrt(_DISTANCE**2 + 2 * least) if part.kernel == "gaussian" else _DISTANCE + least
+        reach = math.sqrt(_BOUND_DISTANCE**2 + 2 * least) if part.kernel == "gaussian" else _BOUND_DISTANCE + least
         least -= reach * reach / 2 if part.kernel == "gaussian" else reach
     boxes = boxes_of(sample, max(frame.npartitions, memory.npartitions))
     copies = len(boxes.holding(keys, reach)[0]) / len(keys)
@@ -188,8 +188,8 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     asked = frame.map_partitions(halo.queries, meta=halo.queries(frame._meta)).set_index("box", divisions=ends)
     empty = halo.predicted(asked._meta, known._meta)
     found = asked.map_partitions(halo.predicted, known, meta=empty, align_dataframes=False)
-    # Back to the order of the queries: those of partition i have the places from i * _PARTITION on.
-    found = found.set_index("place", divisions=[i * _PARTITION for i in range(frame.npartitions + 1)])
+    # Back to the order of the queries: those of partition i have the places from i * _PARTITION_FACTOR on.
+    found = found.set_index("place", divisions=[i * _PARTITION_FACTOR for i in range(frame.npartitions + 1)])
     meta = predictions_of(frame._meta, np.zeros((0, len(names[1]))), shape)
     return frame.map_partitions(_in_order, found, shape, meta=meta, align_dataframes=False)
 
@@ -204,7 +204,8 @@ def _looked_at(frame: Any, memory: Any, part: Partition) -> tuple[Floats, int, F
     dask = dask_module()
     known = dask.delayed(part, pure=False)
     asked = [
-        [dask.delayed(_sampled)(known, one) for one in data[part.names[0]].to_delayed()] for data in (memory, frame)
+        [dask.delayed(_size_and_sample)(known, one) for one in data[part.names[0]].to_delayed()]
+        for data in (memory, frame)
     ]
     # Of the keys, then of the queries: the numbers of rows of all partitions, and their samples.
     samples = [list(zip(*found, strict=True)) for found in dask.compute(*asked)]
@@ -214,7 +215,7 @@ def _looked_at(frame: Any, memory: Any, part: Partition) -> tuple[Floats, int, F
     return every, sum(samples[0][0]), keys
 
 
-def _sampled(part: Partition, frame: Any) -> tuple[int, Floats]:
+def _size_and_sample(part: Partition, frame: Any) -> tuple[int, Floats]:
     """Return how many rows a partition has, and some of them in bandwidths."""
     points = part.points(frame, part.names[0])
-    return len(points), points[:: max(1, len(points) // _SAMPLE)]
+    return len(points), points[:: max(1, len(points) // _SAMPLED_POINTS)]

@@ -9,15 +9,15 @@ from torch import Tensor
 
 # Directions whose variance is below this share of the largest one have no slope of their own. The variances come
 # from sums of squares, whose rounding error is some 100 unit round-offs.
-_FLAT = {torch.float64: 1e-13, torch.float32: 1e-5}
+_FLAT_SHARE = {torch.float64: 1e-13, torch.float32: 1e-5}
 # Rounding error of a place from its centre, in unit round-offs of the centre.
-_CENTRED = 1000.0
+_CENTRED_ERROR = 1000.0
 # Up to this many points for each feature the lines come from singular values, which keep twice the digits.
-_FEW = 4
+_FEW_POINTS = 4
 # Slopes are refined with the residuals where the variances differ by more than this: the normal equations lose as
 # many digits as these differ by, and the residuals half as many. Each step divides the error by a hundred or more.
-_ACCURATE = 1e-4
-_REFINEMENTS = 3
+_REFINED_BELOW = 1e-4
+_REFINEMENT_STEPS = 3
 
 
 class Lines(NamedTuple):
@@ -91,15 +91,15 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
     mean = share @ values
     centre = (share.unsqueeze(1) @ gaps).squeeze(1)
     centred = gaps - centre.unsqueeze(1)
-    if gaps.shape[1] <= _FEW * gaps.shape[2]:
+    if gaps.shape[1] <= _FEW_POINTS * gaps.shape[2]:
         found = _through_few(share, centred, values - mean.unsqueeze(1), centre)
         return Lines(mass, mean, centre, *found, centred)
     weighted = (centred * share.unsqueeze(-1)).mT
-    rounding = centre.square() * (_CENTRED * torch.finfo(centre.dtype).eps) ** 2
+    rounding = centre.square() * (_CENTRED_ERROR * torch.finfo(centre.dtype).eps) ** 2
     inverse, variance, correlation = symmetric_inverse(weighted @ centred, rounding)
     slopes = inverse @ (weighted @ values - weighted.sum(-1, keepdim=True) * mean.unsqueeze(1))
-    if bool((correlation < _ACCURATE).any()):
-        for _ in range(_REFINEMENTS):
+    if bool((correlation < _REFINED_BELOW).any()):
+        for _ in range(_REFINEMENT_STEPS):
             left = (values - mean.unsqueeze(1)).sub_(centred @ slopes)
             slopes = slopes + inverse @ (weighted @ (left - share.unsqueeze(1) @ left))
     return Lines(mass, mean, centre, slopes, inverse, variance, correlation, centred)
@@ -116,8 +116,8 @@ def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -
     rows, size, columns = torch.linalg.svd(design, full_matrices=False)
     eps = torch.finfo(size.dtype).eps
     # Directions in which the places differ by rounding alone are left out of the line.
-    floor = _CENTRED * eps * torch.linalg.vector_norm(centre, dim=-1, keepdim=True)
-    keep = (size > torch.maximum(floor, size[:, :1] * (_CENTRED * eps))) & (size > 0)
+    floor = _CENTRED_ERROR * eps * torch.linalg.vector_norm(centre, dim=-1, keepdim=True)
+    keep = (size > torch.maximum(floor, size[:, :1] * (_CENTRED_ERROR * eps))) & (size > 0)
     factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0).unsqueeze(-1)
     slopes = columns.mT @ (factor * (rows.mT @ (root * left)))
     scaled = columns * factor
@@ -186,7 +186,7 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
     varies = variance > (0.0 if floor is None else floor)
     unit = torch.where(varies, 1.0 / torch.where(varies, variance, 1.0).sqrt(), 0.0)
     size, directions = torch.linalg.eigh(matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2))
-    keep = size > _FLAT[matrix.dtype] * size.amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+    keep = size > _FLAT_SHARE[matrix.dtype] * size.amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
     factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0)
     left = directions * unit.unsqueeze(-1)
     inverse = (left * factor.unsqueeze(-2)) @ left.mT
@@ -195,12 +195,12 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
         # In units of the deviations other directions are orthogonal: project onto what is orthogonal, in the units of
         # `matrix`, to the directions in which it has no variance.
         back = torch.where(varies, unit, 1.0)[lacking].unsqueeze(-1)
-        across = _complement(directions[lacking] * back, keep[lacking])
+        across = _complement_projections(directions[lacking] * back, keep[lacking])
         inverse[lacking] = across @ inverse[lacking] @ across
     return inverse, variance, size.amin(-1)
 
 
-def _complement(directions: Tensor, keep: Tensor) -> Tensor:
+def _complement_projections(directions: Tensor, keep: Tensor) -> Tensor:
     """Return the projections onto what is orthogonal to the directions that are not kept, which come first."""
     # I - Q Qᵀ, with Q an orthonormal basis of the directions that are not kept.
     lost = torch.where(keep.unsqueeze(-2), 0.0, directions)

@@ -17,10 +17,10 @@ from attlas.estimators.row_blocks import map_blocks, one_thread, row_blocks
 from attlas.scores import Score
 
 # Probabilities below this one are taken as it, so that one point cannot make the mean of the logarithms infinite.
-_SMALLEST = 1e-12
+_SMALLEST_PROBABILITY = 1e-12
 # Largest rounding error of a squared distance, in squared bandwidths. Searches run in float32, where it moves the
 # loss by some 1e-4 of itself at most; what they find is refined in float64.
-_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-10}
+_MOST_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-10}
 
 
 class Losses(NamedTuple):
@@ -42,8 +42,10 @@ def squared_error(predicted: Tensor, observed: Tensor) -> Losses:
 
 def log_loss(predicted: Tensor, observed: Tensor) -> Losses:
     """Return minus the mean logarithm of the probability of the observed classes, given as the share of each."""
-    safe = predicted.clamp(min=_SMALLEST)
-    return Losses(-(observed * safe.log()).sum(-1), -observed * torch.where(predicted > _SMALLEST, 1.0 / safe, 0.0))
+    safe = predicted.clamp(min=_SMALLEST_PROBABILITY)
+    return Losses(
+        -(observed * safe.log()).sum(-1), -observed * torch.where(predicted > _SMALLEST_PROBABILITY, 1.0 / safe, 0.0)
+    )
 
 
 def accuracy(predicted: Tensor, observed: Tensor) -> Losses:
@@ -135,7 +137,7 @@ class Objective(ABC):
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return the leave-one-out prediction of each row, shape (rows, e)."""
 
-    def _keys(self, log_bandwidth: Tensor) -> Tensor:
+    def _keys_in_bandwidths(self, log_bandwidth: Tensor) -> Tensor:
         """Return the keys in bandwidths."""
         return self.task.keys / log_bandwidth.to(self.task.keys).exp()
 
@@ -188,20 +190,20 @@ class LeaveOneOut(Objective):
         def losses(part: slice) -> Tensor:
             """Return the loss summed over a block of rows, one number for each scale."""
             rows = self.rows[part]
-            distance = self._distances(prepared, self.task.keys, rows)
+            distance = self._distances_to_others(prepared, self.task.keys, rows)
             totals = []
             for scale in factors:
                 # Distances of keys in `scale` times the bandwidth.
                 weight = self._reduce_own(profile(self.task.kernel, distance / scale**power).weight, rows)
                 # Only a local line needs the keys themselves.
                 keys = self.task.keys * (1.0 / scale) if self.task.degree else self.task.keys
-                predicted = self._predict(weight, part, keys)[0]
+                predicted = self._predict_rows(weight, part, keys)[0]
                 loss = self.task.loss(predicted, self.task.values[rows]).loss
                 totals.append((loss * self._row_weights[part]).sum(dtype=torch.float64))
             return torch.stack(totals).cpu()
 
         with one_thread(self.task.keys.device) as threads:
-            prepared = self._prepared(self.task.keys)
+            prepared = self._prepare_keys(self.task.keys)
             return torch.stack(map_blocks(losses, self._row_blocks(), threads)).sum(0)
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
@@ -210,8 +212,8 @@ class LeaveOneOut(Objective):
         def loss_and_slopes(part: slice) -> Tensor:
             """Return the loss summed over a block of rows, then its derivative for each feature, shape (1 + d,)."""
             rows = self.rows[part]
-            weight, slope = profile(self.task.kernel, self._distances(prepared, keys, rows), slope=gradient)
-            predicted, leverage, line = self._predict(self._reduce_own(weight, rows), part, keys)
+            weight, slope = profile(self.task.kernel, self._distances_to_others(prepared, keys, rows), slope=gradient)
+            predicted, leverage, line = self._predict_rows(self._reduce_own(weight, rows), part, keys)
             loss, loss_slope = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
@@ -223,8 +225,8 @@ class LeaveOneOut(Objective):
             return torch.cat([(loss * self._row_weights[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
         with one_thread(self.task.keys.device) as threads:
-            keys = self._keys(log_bandwidth)
-            prepared = self._prepared(keys)
+            keys = self._keys_in_bandwidths(log_bandwidth)
+            prepared = self._prepare_keys(keys)
             total = torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
         return float(total[0]), total[1:]
 
@@ -234,12 +236,12 @@ class LeaveOneOut(Objective):
         def predicted(part: slice) -> Tensor:
             """Return what a block of rows is predicted to be."""
             rows = self.rows[part]
-            weight = profile(self.task.kernel, self._distances(prepared, keys, rows)).weight
-            return self._predict(self._reduce_own(weight, rows), part, keys)[0]
+            weight = profile(self.task.kernel, self._distances_to_others(prepared, keys, rows)).weight
+            return self._predict_rows(self._reduce_own(weight, rows), part, keys)[0]
 
         with one_thread(self.task.keys.device) as threads:
-            keys = self._keys(log_bandwidth)
-            prepared = self._prepared(keys)
+            keys = self._keys_in_bandwidths(log_bandwidth)
+            prepared = self._prepare_keys(keys)
             return torch.cat(map_blocks(predicted, self._row_blocks(), threads))
 
     def _row_blocks(self) -> Iterator[slice]:
@@ -247,10 +249,10 @@ class LeaveOneOut(Objective):
         width = self.task.keys.shape[1] + 1 if self.task.degree else 1
         return row_blocks(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
 
-    def _prepared(self, keys: Tensor) -> PreparedKeys:
-        return PreparedKeys(self.task.kernel, keys, _ROUNDING[keys.dtype])
+    def _prepare_keys(self, keys: Tensor) -> PreparedKeys:
+        return PreparedKeys(self.task.kernel, keys, _MOST_ROUNDING[keys.dtype])
 
-    def _distances(self, prepared: PreparedKeys, keys: Tensor, rows: Tensor) -> Tensor:
+    def _distances_to_others(self, prepared: PreparedKeys, keys: Tensor, rows: Tensor) -> Tensor:
         """Return the distances of rows from all keys; the own key is at infinity, unless some of its weight is kept."""
         distance = prepared.distances(keys[rows])
         own = torch.arange(len(rows), device=rows.device)
@@ -263,14 +265,14 @@ class LeaveOneOut(Objective):
         weight[own, rows] *= self.task.kept[rows] / self.task.weights[rows]
         return weight
 
-    def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines | None]:
+    def _predict_rows(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines | None]:
         """Return predictions (r, e), the leverage of each pair (r, n or 1), and the lines; None for local means.
 
         With K the `weight`, value j has the share ``w_j K_ij leverage_ij`` of prediction i. The leverage of a local
         mean is ``1 / Σ_l w_l K_il``.
         """
         if self.task.degree:
-            return self._line(weight, part, keys)
+            return self._predict_by_lines(weight, part, keys)
         sums = weight @ self._pooled
         mass = sums[:, -1:]
         known = mass > 0
@@ -278,8 +280,8 @@ class LeaveOneOut(Objective):
         predicted = torch.where(known, sums[:, :-1] * leverage, self._without_neighbours[part])
         return predicted, leverage, None
 
-    def _line(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines]:
-        """Return what `_predict` does, for local lines."""
+    def _predict_by_lines(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines]:
+        """Return what `_predict_rows` does, for local lines."""
         gaps = keys - keys[self.rows[part]].unsqueeze(1)
         line = lines_through(weight * self.task.weights, gaps, self.task.values)
         predicted = torch.where(line.mass > 0, line.at_zero, self._without_neighbours[part])

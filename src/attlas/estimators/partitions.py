@@ -16,7 +16,7 @@ from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.foundation.installation import install_command
 
-_MERGED = 8  # partial sums that one task merges
+_MERGED_AT_ONCE = 8  # partial sums that one task merges
 
 
 def is_dask(data: object) -> bool:
@@ -158,7 +158,9 @@ def merged_partitions(frame: Any, part: Partition) -> Sums:
     known = dask.delayed(part, pure=False)
     parts = [dask.delayed(Partition.sums)(known, one) for one in frame.to_delayed()]
     while len(parts) > 1:
-        parts = [dask.delayed(_merged)(parts[i : i + _MERGED]) for i in range(0, len(parts), _MERGED)]
+        parts = [
+            dask.delayed(_merged_sums)(parts[i : i + _MERGED_AT_ONCE]) for i in range(0, len(parts), _MERGED_AT_ONCE)
+        ]
     whole = parts[0].compute() if parts else None
     if whole is None:
         raise no_rows()
@@ -176,7 +178,7 @@ def dask_module() -> Any:
     return import_extra("dask", "Dask must be installed.", install_command("dask"))
 
 
-def _merged(parts: list[Sums | None]) -> Sums | None:
+def _merged_sums(parts: list[Sums | None]) -> Sums | None:
     """Return the sums of some partitions; None where none has rows."""
     known = [part for part in parts if part is not None]
     for other in known[1:]:

@@ -22,11 +22,11 @@ from attlas.scores import Score
 
 # Below this many times the error of a second moment, a variance is summed again from the residuals, and so is a
 # local line whose neighbours hardly vary in some direction.
-_TRUSTED = 1e4
+_TRUSTED_RATIO = 1e4
 _TRUSTED_LINE = 1e7
 _MOST_FEATURES = 16  # of kernel_sums with moments
-_NEAR = 0.01  # kernel mass, in training points at the query itself, below which a query is far from all data
-_QUERIES = 1 << 15  # whose moments are held at once
+_NEAR_MASS = 0.01  # kernel mass, in training points at the query itself, below which a query is far from all data
+_QUERIES_AT_ONCE = 1 << 15  # whose moments are held at once
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Pool:
     def variance(self, x: Tensor, mean: Tensor) -> Tensor:
         """Return ``Σ_j p_ij (y_j - ŷ_ij)²``, shape (m, e), with ŷ_ij the prediction, or the local line at key j."""
         if self.degree or not isinstance(self.kernel, str):
-            return self._residual(x)
+            return self._variance_of_residuals(x)
         sums = self.sums(x, torch.cat([self.values, self.values.square()], -1)).mean()
         first, second = sums.split(self.values.shape[1], -1)
         variance: Tensor = second - first.square()
         # A difference of squares loses digits: where `error`, its bound, is not small beside it, residuals are summed.
         error = self.values.square().amax(0) * max(self.tolerance, 16 * torch.finfo(x.dtype).eps)
-        doubtful = (variance < error * _TRUSTED).any(-1).nonzero().squeeze(-1)
+        doubtful = (variance < error * _TRUSTED_RATIO).any(-1).nonzero().squeeze(-1)
         if len(doubtful):
-            variance[doubtful] = self._residual(x[doubtful])
+            variance[doubtful] = self._variance_of_residuals(x[doubtful])
         return variance
 
-    def _residual(self, x: Tensor) -> Tensor:
+    def _variance_of_residuals(self, x: Tensor) -> Tensor:
         """Return the variance from the residuals themselves."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
         for rows, share in self.shares(x):
@@ -136,14 +136,14 @@ class Pool:
             for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
                 yield rows, matrix[rows, :]
             return
-        for rows, distance in self._distances(x, self.kernel, width):
+        for rows, distance in self._distances_in_blocks(x, self.kernel, width):
             weight = profile(self.kernel, distance).weight
             if self.weights is not None:
                 weight *= self.weights
             mass = weight.sum(-1, keepdim=True)
             yield rows, weight / torch.where(mass > 0, mass, 1.0)
 
-    def _distances(self, x: Tensor, kernel: str, width: int = 1) -> Iterator[tuple[slice, Tensor]]:
+    def _distances_in_blocks(self, x: Tensor, kernel: str, width: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of queries, and their distances from all keys as a kernel measures them."""
         keys = PreparedKeys(kernel, self.keys)
         for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
@@ -152,7 +152,7 @@ class Pool:
     def _at_lines(self, x: Tensor) -> Tensor:
         """Return each query's local line at the query itself."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
-        for part in x.split(_QUERIES):
+        for part in x.split(_QUERIES_AT_ONCE):
             if isinstance(self.kernel, str) and self.keys.shape[1] <= _MOST_FEATURES:
                 predicted, doubtful = self._by_moments(part)
                 again = doubtful.nonzero().squeeze(-1)
@@ -182,14 +182,14 @@ class Pool:
     def _by_residuals(self, x: Tensor) -> Tensor:
         """Return each query's local line at the query from all weights: slower than by moments, and always exact."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
-        pool = self._distinct
+        pool = self._with_distinct_keys
         for rows, share in pool.shares(x):
             line = lines_through(share, pool.keys - x[rows].unsqueeze(1), pool.values)
             found.append(line.at_zero.masked_fill(line.mass == 0, math.nan))
         return torch.cat(found)
 
     @cached_property
-    def _distinct(self) -> Pool:
+    def _with_distinct_keys(self) -> Pool:
         """The same pool with equal keys merged, so that a line is the same whether a key repeats or has a weight."""
         return self.merge_keys(*torch.unique(self.keys, dim=0, return_inverse=True))
 
@@ -210,7 +210,7 @@ class Pool:
         squared = weights if counts else weights.square()
         if isinstance(self.kernel, str):
             name = self.kernel
-            blocks = (profile(name, distance).weight for _, distance in self._distances(x, name))
+            blocks = (profile(name, distance).weight for _, distance in self._distances_in_blocks(x, name))
         else:
             matrix = attend(x, self.keys, score=self.kernel)
             blocks = (matrix[rows, :] for rows in row_blocks(len(x), len(self.keys), x.device))
@@ -230,7 +230,7 @@ class Pool:
             weights = self.keys.new_ones(1) if self.weights is None else self.weights
             # Sum of the kernel in units of the mean weight: so many training points at the query itself would give it.
             mass = sums.denominator * sums.log_scale.exp().to(x) / weights.mean()
-            enough = mass >= _NEAR
+            enough = mass >= _NEAR_MASS
             # No kernel is above 1: a mass of two neighbours is made by two at least.
             doubtful = enough & (mass < 2.0 * weights.amax() / weights.mean() * (1.0 + 1e-5))
         again = doubtful.nonzero().squeeze(-1)
@@ -240,7 +240,7 @@ class Pool:
     def nearest(self, x: Tensor) -> Tensor:
         """Return the key that is nearest to each query, in bandwidths, shape (m,); the first of several."""
         kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
-        found = [distance.argmin(-1) for _, distance in self._distances(x, kernel)]
+        found = [distance.argmin(-1) for _, distance in self._distances_in_blocks(x, kernel)]
         return torch.cat([torch.zeros(0, dtype=torch.int64, device=x.device), *found])
 
 

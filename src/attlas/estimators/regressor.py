@@ -206,7 +206,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             target.astype(np.float64)  # texts are an error here, and not further down
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
         # Chooses `bandwidth_`, and keeps the data for predict().
-        self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
+        self._fit_pool(self.X_, self._pooled_targets(), self.sample_weight_, squared_error)
         return self
 
     @without_autocast
@@ -261,16 +261,16 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         """
         if memory is not None or is_dask(X):
             return self._predict_partitions(X, memory, return_std)
-        x = self._tokens(X)
+        x = self._points_as_queries(X)
         mean = self._pool.mean(x)
         isolated = self._fill_outside(mean, x)
-        predicted = self._restored(mean) + self._shift
+        predicted = self._in_output_units(mean) + self._shift
         if not return_std:
-            return self._shaped(predicted)
+            return self._in_shape_of_outputs(predicted)
         variance = self._pool.variance(x, mean).clamp(min=0.0)
         variance[isolated] = torch.nan
-        variance[self._unsupported(x, isolated, "standard deviations")] = torch.nan
-        return self._shaped(predicted), self._shaped(self._restored(variance.sqrt()))
+        variance[self._without_support(x, isolated, "standard deviations")] = torch.nan
+        return self._in_shape_of_outputs(predicted), self._in_shape_of_outputs(self._in_output_units(variance.sqrt()))
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the coefficient of determination R² of the predictions.
@@ -336,11 +336,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             rule = "quantiles must be one level from 0 to 1, or a vector of them."
             fix = "predict_quantile(X, [0.1, 0.5, 0.9])"
             raise ShapeError(rule, f"quantiles = {quantiles!r}", fix, where="predict_quantile()")
-        x = self._tokens(X)
+        x = self._points_as_queries(X)
         device = x.device
         bands = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
         isolated = bands.isnan().flatten(1).any(-1).nonzero().squeeze(-1)
-        bands[self._unsupported(x, isolated, "quantiles")] = torch.nan
+        bands[self._without_support(x, isolated, "quantiles")] = torch.nan
         columns = bands.flatten(1).cpu().numpy().astype(np.float64).reshape(bands.shape) * self._unit[:, None]
         columns = (columns + self._shift[:, None]).astype(self._output_dtype)
         columns = columns if self.y_.ndim > 1 else columns[:, 0]
@@ -364,7 +364,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        return self._shaped(self._restored(self._loo_predictions()) + self._shift)
+        return self._in_shape_of_outputs(self._in_output_units(self._loo_predictions()) + self._shift)
 
     def partial_sums(self, X: ArrayLike) -> Sums:
         """Return numerators and denominators, which add up over estimators that were fitted to parts of the data.
@@ -389,8 +389,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             found = f"degree = {self.degree}" if self.degree else f"kernel = {type(self.kernel).__name__}()"
             rule = "sums that add up belong to local means with a kernel that has a name."
             raise ShapeError(rule, found, "AttentionRegressor('gaussian')", where="partial_sums()")
-        x = self._tokens(X)
-        sums = self._pool.sums(x, self._tensor(self.y_.reshape(len(self.y_), -1)))
+        x = self._points_as_queries(X)
+        sums = self._pool.sums(x, self._as_tensor(self.y_.reshape(len(self.y_), -1)))
         return replace(sums, bandwidth=torch.from_numpy(self.bandwidth_))  # the pool counts in bandwidths
 
     # ------------------------------------------------------------------------------------------------------ internal
@@ -411,19 +411,19 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             found = f"{settings}, return_std = {return_std}"
             raise ShapeError(rule, found, "AttentionRegressor('gaussian').fit(...).predict(X)", where="predict()")
         names = features_of(self, memory, outputs)
-        x = self._scaled(self.X_[:0]) if is_dask(X) else self._tokens(X)
+        x = self._in_bandwidths(self.X_[:0]) if is_dask(X) else self._points_as_queries(X)
         scale = (self._centre, self.bandwidth_, self._shift, self._unit)
         part = Partition(self.kernel, x, *scale, self.tolerance, names)
         if is_dask(X):
             return predicted_in_boxes(X[list(names_of(self, X))], memory, part, self.y_.shape[1:])
         mean = merged_partitions(memory, part).mean()
         self._fill_outside(mean, x)  # in place
-        return self._shaped(self._restored(mean) + self._shift)
+        return self._in_shape_of_outputs(self._in_output_units(mean) + self._shift)
 
-    def _targets(self) -> NDArray[np.float64]:
+    def _pooled_targets(self) -> NDArray[np.float64]:
         return self.y_.astype(np.float64).reshape(len(self.y_), -1)
 
-    def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
+    def _prepared_values(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
         """Return the outputs with mean 0 and deviation 1, and keep shift and unit to undo it."""
         spread = spread_of(values, weights, counts=self.weights_are == "counts")
         self._shift = spread.centre
@@ -437,7 +437,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())
         self.loo_score_ = float(r2_score(observed, predicted, sample_weight=weights)) if len(observed) > 1 else np.nan
 
-    def _unsupported(self, x: Tensor, isolated: Tensor, what: str) -> Tensor:
+    def _without_support(self, x: Tensor, isolated: Tensor, what: str) -> Tensor:
         """Return where neighbours do not determine a spread; warn unless these are the `isolated` points alone."""
         unknown = ~self._pool.supported(x, counts=self.weights_are == "counts")
         # `isolated` has the numbers of the points without a neighbour.
@@ -477,11 +477,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         # `fit` decides whether everything is computed in single precision.
         return np.float32 if self._single else np.float64
 
-    def _restored(self, values: Tensor) -> Array:
+    def _in_output_units(self, values: Tensor) -> Array:
         """Return pooled values, or their deviations, in the units of the outputs."""
         return values.detach().cpu().numpy().astype(np.float64) * self._unit
 
-    def _shaped(self, values: Array) -> Array:
+    def _in_shape_of_outputs(self, values: Array) -> Array:
         """Return predictions (n, e) with the axes and the dtype that the user sees."""
         shaped = values if self.y_.ndim > 1 else values[:, 0]
         return shaped.astype(self._output_dtype)

@@ -12,13 +12,13 @@ import torch
 Part = TypeVar("Part")
 
 # Pairs that are looked at together. On a CPU a few tensors of this size stay in a core's cache.
-_CELLS = 1 << 16
+_PAIRS_AT_ONCE = 1 << 16
 _CELLS_OF_ACCELERATOR = 1 << 24
 
 
 def row_blocks(count: int, columns: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
     """Divide the rows into blocks of at least one whole row, with about as many cells as are fast."""
-    cells = _CELLS if device.type == "cpu" else _CELLS_OF_ACCELERATOR
+    cells = _PAIRS_AT_ONCE if device.type == "cpu" else _CELLS_OF_ACCELERATOR
     step = max(1, cells // max(1, columns * width))
     for start in range(0, count, step):
         yield slice(start, min(count, start + step))

@@ -53,7 +53,7 @@ class ScoredLeaveOneOut(Objective):
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return the leave-one-out prediction of each row, shape (rows, e)."""
-        keys, rows = self._keys(log_bandwidth), self.rows
+        keys, rows = self._keys_in_bandwidths(log_bandwidth), self.rows
         others = from_function(lambda b, h, i, j: rows[i] != j)
         matrix = attend(keys[rows], keys, score=weighted(self.score, self._weights), mask=others)
         pooled = matrix @ self.task.values

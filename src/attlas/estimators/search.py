@@ -17,10 +17,10 @@ Floats = NDArray[np.float64]
 
 # Multiples of the starting bandwidth in the grid, and those between which a search may move. A bandwidth at
 # the upper end gives all neighbours one weight: its feature is left out, as it should be where it tells nothing.
-_SCALES = 2.0 ** np.linspace(-5.0, 5.0, 26)
+_GRID_SCALES = 2.0 ** np.linspace(-5.0, 5.0, 26)
 _LOWEST, _HIGHEST = np.log(2.0**-9), np.log(2.0**11)
-_JUMP = 1.0  # standard deviation of the logarithms of random starts
-_COARSE = 100.0  # how much less exact the searches before the last one may be
+_START_DEVIATION = 1.0  # standard deviation of the logarithms of random starts
+_COARSE_FACTOR = 100.0  # how much less exact the searches before the last one may be
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SearchResult:
         return {"scale": self.grid, "loss": self.grid_loss, "bandwidth": visited, "bandwidth_loss": self.visited_loss}
 
 
-class _End(NamedTuple):
+class _DescentEnd(NamedTuple):
     """Where a descent ended: the best point that it has seen, its loss, and the iterations of scipy."""
 
     point: Floats
@@ -94,9 +94,9 @@ class _End(NamedTuple):
     iterations: int
 
 
-def _descend(
+def _descend_from(
     objective: Objective, start: Floats, settings: Settings, tol: float, name: str
-) -> tuple[_End, list[Floats], list[float]]:
+) -> tuple[_DescentEnd, list[Floats], list[float]]:
     """Search from one start; also return every point that was looked at, and its loss."""
     points: list[Floats] = []
     losses: list[float] = []
@@ -124,7 +124,7 @@ def _descend(
         bounds=[(_LOWEST, _HIGHEST)] * len(start), options={"maxiter": settings.max_iter, **options},
     )  # fmt: skip
     best = int(np.argmin(losses))
-    return _End(points[best], losses[best], int(end.nit)), points, losses
+    return _DescentEnd(points[best], losses[best], int(end.nit)), points, losses
 
 
 def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> SearchResult:
@@ -151,32 +151,34 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
         best, steps, stages, name = warm, 0, stages[-1:], "warm start"
     else:
         settings.report(
-            f"grid of {len(_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}"
+            f"grid of {len(_GRID_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}"
         )
-        grid, losses = _SCALES.copy(), stages[0].grid(torch.from_numpy(_SCALES)).numpy()
-        starts = _starts(losses, features, settings)
+        grid, losses = _GRID_SCALES.copy(), stages[0].grid(torch.from_numpy(_GRID_SCALES)).numpy()
+        starts = _starts_of_descents(losses, features, settings)
         if not losses.max() > 0:  # nothing to learn: every bandwidth predicts without an error
             return SearchResult(starts[0], 1, grid, losses, starts[0][None], losses[:1])
         ends = [
-            _descend(stages[0], start, settings, settings.tol * _COARSE, f"start {number} of {len(starts)}")[0]
+            _descend_from(
+                stages[0], start, settings, settings.tol * _COARSE_FACTOR, f"start {number} of {len(starts)}"
+            )[0]
             for number, start in enumerate(starts, 1)
         ]
         best, steps = min(ends, key=lambda end: end.loss).point, sum(end.iterations for end in ends)
         stages, name = stages[1:] or stages, "last search"
     for stage in stages:
-        end, points, visited = _descend(stage, best, settings, settings.tol, name)
+        end, points, visited = _descend_from(stage, best, settings, settings.tol, name)
         best, steps = end.point, steps + end.iterations
     return SearchResult(best, max(1, steps), grid, losses, np.stack(points), np.asarray(visited))
 
 
-def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:
+def _starts_of_descents(losses: Floats, features: int, settings: Settings) -> list[Floats]:
     """Return where descents start, the best first: the two best valleys of the grid, `losses`, and random points."""
     padded = np.concatenate([[np.inf], losses, [np.inf]])
     valleys = np.flatnonzero((losses <= padded[:-2]) & (losses <= padded[2:]))
     # Of equal losses the one nearest to the rule of thumb comes first.
-    order = sorted(valleys.tolist(), key=lambda index: (losses[index], abs(np.log(_SCALES[index]))))
-    starts = [np.full(features, np.log(_SCALES[index])) for index in order[:2]]
+    order = sorted(valleys.tolist(), key=lambda index: (losses[index], abs(np.log(_GRID_SCALES[index]))))
+    starts = [np.full(features, np.log(_GRID_SCALES[index])) for index in order[:2]]
     if features > 1:
-        jumps = settings.random.normal(scale=_JUMP, size=(settings.n_restarts, features))
+        jumps = settings.random.normal(scale=_START_DEVIATION, size=(settings.n_restarts, features))
         starts += [starts[0] + jump for jump in jumps]
     return starts

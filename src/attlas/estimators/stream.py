@@ -80,7 +80,7 @@ def predict_chunks(
         chunks = Chunks(chunks.source.path, columns=list(map(str, known)), rows=chunks.rows)
     done = 0
     for chunk in chunks:
-        X = _frame(chunk, chunks.columns) if named else chunk
+        X = _frame_of_numbers(chunk, chunks.columns) if named else chunk
         if return_std:
             both = model.predict(X, return_std=True)  # type: ignore[call-arg]  # of those that can
             found = np.column_stack([np.asarray(part) for part in both])
@@ -234,7 +234,7 @@ def sum_chunks(
     return total
 
 
-def _frame(values: NDArray[Any], names: Sequence[str] | None) -> Any:
+def _frame_of_numbers(values: NDArray[Any], names: Sequence[str] | None) -> Any:
     """Return numbers with the names of their columns, which a model that was fitted with names asks for."""
     import pandas as pd
 
@@ -294,7 +294,7 @@ def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
     """Append raw numbers after a header, which has room for a first axis that grows."""
     shape, dtype = (0,), np.dtype(np.float64)  # of a file without a chunk
     with path.open("wb") as file:
-        _header(file, shape, dtype)
+        _write_npy_header(file, shape, dtype)
         for place, chunk in enumerate(chunks):
             if chunk.dtype.hasobject or (place and chunk.dtype != dtype):
                 rule = "all chunks of an .npy file must be of one dtype that is no object."
@@ -302,14 +302,14 @@ def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
             if place == 0:
                 shape, dtype = (0, *chunk.shape[1:]), chunk.dtype
                 file.seek(0)
-                _header(file, shape, dtype)
+                _write_npy_header(file, shape, dtype)
             file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
             shape = (shape[0] + len(chunk), *shape[1:])
         file.seek(0)
-        _header(file, shape, dtype)
+        _write_npy_header(file, shape, dtype)
 
 
-def _header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def _write_npy_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Write the header of a .npy file."""
     facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, facts)

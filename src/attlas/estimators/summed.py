@@ -26,7 +26,7 @@ _COORDINATES, _COLUMNS = 16, 128
 _TOLERANCE, _ROUNDED = 1e-10, 1e-12
 # Rounding error of a squared distance made of sums of squares that a slope may have, in squared bandwidths. Weights
 # are made of differences, and never have it.
-_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-8}
+_MOST_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-8}
 
 # Pairs that one thread looks at at a time, and rows at least: the compiled kernels begin at 16.
 _PAIRS, _FEWEST = 1 << 24, 32
@@ -98,24 +98,28 @@ class SummedLeaveOneOut(Objective):
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
-        with self._threads() as threads:
-            keys = self._keys(log_bandwidth)
+        with self._thread_limit() as threads:
+            keys = self._keys_in_bandwidths(log_bandwidth)
             gradient = gradient and self.task.kernel != "boxcar"
             if not (gradient and self._loses_digits(keys)):
-                parts = map_blocks(lambda part: self._loss_and_slopes(keys, part, gradient), self._parts(), threads)
+                parts = map_blocks(
+                    lambda part: self._loss_and_slopes(keys, part, gradient), self._slices_of_rows(), threads
+                )
                 total = torch.stack(parts).sum(0)
                 return float(total[0]), total[1:]
-        return self._exact.value(log_bandwidth)
+        return self._exact_objective.value(log_bandwidth)
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return the leave-one-out prediction of each row, shape (rows, e)."""
-        with self._threads() as threads:
-            keys = self._keys(log_bandwidth)
+        with self._thread_limit() as threads:
+            keys = self._keys_in_bandwidths(log_bandwidth)
             return torch.cat(
-                map_blocks(lambda part: self._left_out(keys, part, gradient=False).predicted, self._parts(), threads)
+                map_blocks(
+                    lambda part: self._left_out(keys, part, gradient=False).predicted, self._slices_of_rows(), threads
+                )
             )
 
-    def _threads(self) -> AbstractContextManager[int]:
+    def _thread_limit(self) -> AbstractContextManager[int]:
         """Let one thread do each operation, but for those of a line long enough to be shared."""
         if self.line and len(self.rows) > _LONG_LINE:
             return nullcontext(1)
@@ -135,12 +139,12 @@ class SummedLeaveOneOut(Objective):
         return torch.cat([loss.reshape(1), slopes])
 
     @cached_property
-    def _exact(self) -> Objective:
+    def _exact_objective(self) -> Objective:
         """The same loss where squares of single precision, or of double, lose digits."""
         exact = SummedLeaveOneOut if self.task.keys.dtype is torch.float32 else LeaveOneOut
         return exact(*self._arguments)
 
-    def _parts(self) -> Iterator[slice]:
+    def _slices_of_rows(self) -> Iterator[slice]:
         """Return slices of rows of some million pairs each; a line is one slice."""
         count = len(self.rows)
         step = count if self.line else max(_FEWEST, _PAIRS // len(self.task.keys))
@@ -154,7 +158,7 @@ class SummedLeaveOneOut(Objective):
     def _loses_digits(self, keys: Tensor) -> bool:
         """Tell whether squares of the keys are too large for slopes that are made of them."""
         squared = keys.shape[1] > 1 or self.task.kernel == "gaussian"
-        return squared and product_error(keys) > _ROUNDING[keys.dtype]
+        return squared and product_error(keys) > _MOST_ROUNDING[keys.dtype]
 
     def _left_out(self, keys: Tensor, part: slice, *, gradient: bool) -> _LeftOut:
         """Return the predictions of the rows of a slice, and with `gradient` what slopes are made of.
@@ -169,18 +173,18 @@ class SummedLeaveOneOut(Objective):
             sums, slopes = sums.rows(rows), slopes[rows]
             mass_slopes, value_slopes = slopes[:, -1:], slopes[:, :-1].unsqueeze(-1)
         elif not gradient:
-            sums = self._sums(kernel, keys, values, rows)
+            sums = self._sums_of_other_keys(kernel, keys, values, rows)
         elif kernel == "gaussian":
-            sums = self._sums(kernel, keys, _powers(keys, values), rows)
-            mass_slopes, value_slopes = _squares(keys[rows], sums, e)
+            sums = self._sums_of_other_keys(kernel, keys, _powers_of_keys(keys, values), rows)
+            mass_slopes, value_slopes = _weighted_squares(keys[rows], sums, e)
             sums = Sums(sums.numerator[:, :e], sums.denominator, sums.log_scale)
         else:
-            sums = self._sums(kernel, keys, values, rows)
-            inside = self._sums("boxcar", keys, values if d == 1 else _powers(keys, values), rows)
+            sums = self._sums_of_other_keys(kernel, keys, values, rows)
+            inside = self._sums_of_other_keys("boxcar", keys, values if d == 1 else _powers_of_keys(keys, values), rows)
             # Both kernels count from 1 at distance 0; their sums have scales of their own.
             times = torch.where(sums.denominator > 0, (inside.log_scale - sums.log_scale).exp().to(keys), 0.0)
             if d > 1:
-                mass_slopes, value_slopes = _squares(keys[rows], inside, e)
+                mass_slopes, value_slopes = _weighted_squares(keys[rows], inside, e)
                 mass_slopes, value_slopes = mass_slopes * times.unsqueeze(-1), value_slopes * times.view(-1, 1, 1)
             else:  # the boxcar less the kernel is |u| of a triangle, u² of Epanechnikov
                 mass_slopes = (inside.denominator * times - sums.denominator).unsqueeze(-1)
@@ -189,7 +193,7 @@ class SummedLeaveOneOut(Objective):
                 mass_slopes, value_slopes = 2.0 * mass_slopes, 2.0 * value_slopes
         return self._with_kept(sums, mass_slopes, value_slopes, part)
 
-    def _sums(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
+    def _sums_of_other_keys(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
         """Return the sums that rows see of all other keys."""
         if self.line:
             # Rounding grows with the spread of the keys: a tolerance below it cannot be kept.
@@ -216,8 +220,8 @@ class SummedLeaveOneOut(Objective):
         return _LeftOut(predicted, inverse * others, mass_slopes, value_slopes)
 
 
-def _squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
-    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d), from the sums of `_powers`."""
+def _weighted_squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
+    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d), from sums of `_powers_of_keys`."""
     d, centre = x.shape[1], x.unsqueeze(1)
     y, k, square, yk, y_square = sums.numerator.split([e, d, d, e * d, e * d], -1)
     mass_slopes = x.square() * sums.denominator.unsqueeze(-1) - 2.0 * x * k + square
@@ -227,7 +231,7 @@ def _squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
     return mass_slopes, value_slopes
 
 
-def _powers(keys: Tensor, values: Tensor) -> Tensor:
+def _powers_of_keys(keys: Tensor, values: Tensor) -> Tensor:
     """Return values, keys, their squares, and the products of these with the values, shape (n, e + 2 d (e + 1))."""
     square = keys.square()
     columns = [values, keys, square, *((values.unsqueeze(-1) * t.unsqueeze(1)).flatten(1) for t in (keys, square))]

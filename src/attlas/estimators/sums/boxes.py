@@ -24,9 +24,9 @@ from attlas.masks.runs import RunPerRow
 from attlas.matrix.attend import attend
 
 KEYS, QUERIES = 256, 256  # points of a leaf, about
-_FIRST = 2  # leaves that are summed for the lower bound
-_SAMPLE = 4096
-_GAPS = 1 << 22  # numbers that the distances between boxes may take at once
+_LEAVES_OF_BOUND = 2  # leaves that are summed for the lower bound
+_SAMPLED_QUERIES = 4096
+_GAPS_AT_ONCE = 1 << 22  # numbers that the distances between boxes may take at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Forest:
     place: Tensor | None
 
 
-class _Group(NamedTuple):
+class _LeafGroup(NamedTuple):
     """Queries [start, stop) and the leaves of keys that they need."""
 
     start: int
@@ -82,7 +82,7 @@ def box_sums(task: Task) -> Sums:
     """
     forest = forest_of(task)
     task, keys, parts = forest.task, forest.keys, []
-    for group in _groups(forest):
+    for group in _groups_of_leaves(forest):
         some = slice(group.start, group.stop)
         first = keys.start[:-1][group.needed]
         count = keys.count[group.needed]
@@ -107,7 +107,7 @@ def share_to_compute(task: Task) -> float:
     The sample has leaves as many, and so about as wide, as the whole. Cost: about 10 ms.
     """
     m, n = len(task.x), len(task.keys)
-    keys, queries = (torch.arange(0, size, max(1, size // _SAMPLE), device="cpu") for size in (n, m))
+    keys, queries = (torch.arange(0, size, max(1, size // _SAMPLED_QUERIES), device="cpu") for size in (n, m))
     weights = torch.ones(n, dtype=task.x.dtype) if task.weights is None else task.weights
     sample = replace(
         task,
@@ -122,16 +122,16 @@ def share_to_compute(task: Task) -> float:
     leaf = max(2, KEYS * len(keys) // n), max(2, QUERIES * len(queries) // m)
     forest = forest_of(sample, *leaf)
     count = forest.keys.count.double()
-    needed = sum(float(count[group.needed].sum()) * (group.stop - group.start) for group in _groups(forest))
+    needed = sum(float(count[group.needed].sum()) * (group.stop - group.start) for group in _groups_of_leaves(forest))
     return needed / (len(queries) * float(count.sum()))
 
 
-def _groups(forest: Forest) -> Iterator[_Group]:
+def _groups_of_leaves(forest: Forest) -> Iterator[_LeafGroup]:
     """Yield the leaves of queries, each with the leaves of keys that it needs."""
     task, queries, keys = forest.task, forest.queries, forest.keys
     leaves, d = keys.low.shape
     weight = keys.count.double() if task.weights is None else _leaf_sums(task.weights.double(), keys)
-    step = max(1, _GAPS // (leaves * d))
+    step = max(1, _GAPS_AT_ONCE // (leaves * d))
     ends = queries.start.tolist()
     for start in range(0, len(ends) - 1, step):
         stop = min(start + step, len(ends) - 1)
@@ -141,7 +141,7 @@ def _groups(forest: Forest) -> Iterator[_Group]:
             needed = gap.square().sum(-1) <= 1.0 + 1e-5
         else:
             log = -gap.sum(-1) if task.kernel == "laplace" else -0.5 * gap.square().sum(-1)
-            least = _least(forest, start, stop)
+            least = _lower_bounds(forest, start, stop)
             # The most that a leaf of keys can add to a query, in parts of its denominator: (query leaves, key leaves).
             bound = log + weight.log() - least.unsqueeze(-1)
             sizes, way = bound.sort(-1)
@@ -149,21 +149,21 @@ def _groups(forest: Forest) -> Iterator[_Group]:
             light = sizes.exp().cumsum(-1) <= task.tolerance * (1 - 1e-4)
             needed = ~torch.zeros_like(light).scatter_(1, way, light)
         for leaf in range(start, stop):
-            yield _Group(ends[leaf], ends[leaf + 1], needed[leaf - start].nonzero().squeeze(-1))
+            yield _LeafGroup(ends[leaf], ends[leaf + 1], needed[leaf - start].nonzero().squeeze(-1))
 
 
-def _least(forest: Forest, start: int, stop: int) -> Tensor:
+def _lower_bounds(forest: Forest, start: int, stop: int) -> Tensor:
     """Return, for leaves [start, stop) of queries, a lower bound of the logarithm of every query's denominator."""
     task, queries, keys = forest.task, forest.queries, forest.keys
-    nearest = _nearest(queries, keys, start, stop)
+    nearest = _near_leaves(queries, keys, start, stop)
     most = int(queries.count[start:stop].max())
-    row = _padded(queries.start[start:stop], queries.start[start + 1 : stop + 1], most)
+    row = _padded_places(queries.start[start:stop], queries.start[start + 1 : stop + 1], most)
     least: Tensor | None = None
     wide = int(keys.count.max())
     # The keys of the nearest leaves alone: a part of the sum, and so below it.
     for leaf in nearest.unbind(-1):
         # The last key of a short leaf stands in for those that it lacks, and is not seen.
-        column = _padded(keys.start[leaf], keys.start[leaf + 1], wide)
+        column = _padded_places(keys.start[leaf], keys.start[leaf + 1], wide)
         count = keys.count[leaf].unsqueeze(-1).expand(row.shape)
         runs = [Run(torch.zeros_like(count), count)]
         if forest.place is not None:
@@ -195,14 +195,14 @@ def _log_sums(task: Task, row: Tensor, column: Tensor, run: Run) -> Tensor:
     return mean[:, 0, :, 0].double().log() + matrix.lse.squeeze(1).double()
 
 
-def _nearest(queries: Leaves, keys: Leaves, start: int, stop: int) -> Tensor:
+def _near_leaves(queries: Leaves, keys: Leaves, start: int, stop: int) -> Tensor:
     """Return leaves of keys whose middles are near the middles of leaves of queries, shape (leaves, a few)."""
     mine, theirs = (queries.low[start:stop] + queries.high[start:stop]) / 2, (keys.low + keys.high) / 2
     far = torch.cdist(mine, theirs)
-    return far.topk(min(_FIRST, len(theirs)), dim=-1, largest=False).indices
+    return far.topk(min(_LEAVES_OF_BOUND, len(theirs)), dim=-1, largest=False).indices
 
 
-def _padded(start: Tensor, stop: Tensor, size: int) -> Tensor:
+def _padded_places(start: Tensor, stop: Tensor, size: int) -> Tensor:
     """Return the places [start, stop) of each group, shape (groups, size), the last one over and over at the end."""
     return torch.minimum(start.unsqueeze(-1) + torch.arange(size, device="cpu"), stop.unsqueeze(-1) - 1)
 

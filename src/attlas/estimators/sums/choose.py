@@ -18,13 +18,13 @@ from attlas.estimators.sums.task import Task
 
 _FEW_PAIRS = 1 << 21  # pairs below which sorting costs more than it saves
 _MOST_COORDINATES = 8  # with more coordinates, boxes are so wide that all are near each other
-_WORTHWHILE = 0.9  # boxes are chosen if they are estimated to take at most this share of the time of a direct sum
+_WORTHWHILE_SHARE = 0.9  # boxes are chosen if they are estimated to take at most this share of the time of a direct sum
 # Seconds of one core, measured: for a query or key in its tree of boxes; for a group of queries and the calls for it;
 # for a pair, a constant and a term for each coordinate.
 _SECONDS_PER_TOKEN, _SECONDS_PER_GROUP = 4e-6, 8e-4
 _SECONDS_PER_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (2.7e-10, 2.6e-11)}
 
-_LINES: dict[str, tuple[Callable[[Line], Sums], str]] = {
+_LINE_METHODS: dict[str, tuple[Callable[[Line], Sums], str]] = {
     "boxcar": (polynomial_sums, "keys on a line: running sums within cells of one bandwidth"),
     "epanechnikov": (polynomial_sums, "keys on a line: running sums of powers within cells of one bandwidth"),
     "gaussian": (gaussian_sums, "keys on a line: exact sums in a few places of each box, a proven polynomial between"),
@@ -68,12 +68,12 @@ def choose_plan(task: Task) -> SumsPlan:
     """Choose the method that sums a task; for boxes this looks at a sample of the data."""
     others = {"boxes": _why_no_boxes(task), "line": _why_no_line(task), "direct": "it computes every pair"}
     if others["line"] is None:
-        method, because = "line", _LINES[task.kernel][1]
+        method, because = "line", _LINE_METHODS[task.kernel][1]
         others["boxes"] = "a line needs none"
     elif others["boxes"] is None:
         share, direct = share_to_compute(task), _direct_seconds(task)
         method, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
-        if share * direct + _box_overhead_seconds(task) > _WORTHWHILE * direct:
+        if share * direct + _box_overhead_seconds(task) > _WORTHWHILE_SHARE * direct:
             others["boxes"] = because
             method, because = "direct", "little could be left out"
     else:
@@ -89,7 +89,7 @@ def run_plan(task: Task) -> Sums:
     line = sorted_line(task) if method == "line" else None
     if line is None or not len(line.keys):  # all keys of a line may have weight 0
         return direct_sums(task)
-    sums = unsort(_LINES[task.kernel][0](line), line.order)
+    sums = unsort(_LINE_METHODS[task.kernel][0](line), line.order)
     task.report(len(task.x))
     return sums
 
@@ -112,7 +112,7 @@ def _why_no_boxes(task: Task) -> str | None:
     if task.tolerance == 0 and not task.bounded:
         return "tolerance=0 asks for every pair that has a weight, and all have one"
     reason = _why_only_direct(task, 1)
-    if reason is None and _box_overhead_seconds(task) > _WORTHWHILE * _direct_seconds(task):
+    if reason is None and _box_overhead_seconds(task) > _WORTHWHILE_SHARE * _direct_seconds(task):
         return f"{len(task.x) * len(task.keys):,} pairs are too few for it to pay"
     return reason
 

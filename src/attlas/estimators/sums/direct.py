@@ -14,10 +14,16 @@ from attlas.masks.runs import RunPerRow
 from attlas.matrix.attend import attend
 
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
-_FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
-_ROWS = 65_536  # queries of one call, between two reports
-_REACH = 64.0  # bandwidths up to which offsets from a common origin lose nothing that matters
-_LEAF = 512
+_NEGLIGIBLE_LOG_WEIGHT = {
+    "gaussian": -32.0,
+    "laplace": -64.0,
+    "boxcar": -torch.inf,
+    "epanechnikov": -4.0,
+    "triangular": -4.0,
+}
+_ROWS_AT_ONCE = 65_536  # queries of one call, between two reports
+_MOST_OFFSET = 64.0  # bandwidths up to which offsets from a common origin lose nothing that matters
+_LEAF_SIZE = 512
 
 
 class Run(NamedTuple):
@@ -44,8 +50,8 @@ def direct_sums(task: Task) -> Sums:
         task = task.of_keys(kept)
     m = task.x.shape[0]
     parts = []
-    for start in range(0, max(m, 1), _ROWS):
-        some = slice(start, min(start + _ROWS, m))
+    for start in range(0, max(m, 1), _ROWS_AT_ONCE):
+        some = slice(start, min(start + _ROWS_AT_ONCE, m))
         runs = (None,) if own is None else tuple(run.rows(some) for run in own)
         parts.append(sum_runs(replace(task, x=task.x[some]), runs))
         task.report(some.stop)
@@ -75,7 +81,7 @@ def _sum_one_run(task: Task, run: Run | None) -> Sums:
     sums = sum_run(task, run)
     if task.x.dtype is torch.float32:
         # `log_scale`, the logarithm of what a row was divided by, is low in rows far from all keys.
-        low = sums.log_scale < _FAR[task.kernel]
+        low = sums.log_scale < _NEGLIGIBLE_LOG_WEIGHT[task.kernel]
         if bool(low.any()):
             there = low.nonzero().squeeze(-1)
             some = None if run is None else run.rows(there.cpu())
@@ -90,7 +96,7 @@ def sum_run(task: Task, run: Run | None) -> Sums:
     if weights is not None:
         weights = weights.to(dtype).unsqueeze(-1)
         values = torch.cat([values * weights, weights], -1)
-    products, lse = _product(task, values, run)
+    products, lse = _means_and_log_sums(task, values, run)
     # Products are weighted means, sums on the scale exp(lse): of such weights the sum is 1, and with the weights of the
     # keys it is their mean, the last column.
     if weights is None:
@@ -101,10 +107,10 @@ def sum_run(task: Task, run: Run | None) -> Sums:
     none = denominator == 0
     if run is not None:
         none &= (run.first < run.stop).to(none.device)
-    return sums if task.bounded or not bool(none.any()) else _nearest(task, run, sums, none)
+    return sums if task.bounded or not bool(none.any()) else _with_nearest_keys(task, run, sums, none)
 
 
-def _product(task: Task, values: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
+def _means_and_log_sums(task: Task, values: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
     """Return the weighted means of values, shape (m, e), and the log-sum-exp of each row."""
     m, n = task.x.shape[0], task.keys.shape[0]
     if not (m and n):
@@ -115,7 +121,7 @@ def _product(task: Task, values: Tensor, run: Run | None) -> tuple[Tensor, Tenso
     return product, matrix.lse.to(values.dtype)
 
 
-def _nearest(task: Task, run: Run | None, sums: Sums, none: Tensor) -> Sums:
+def _with_nearest_keys(task: Task, run: Run | None, sums: Sums, none: Tensor) -> Sums:
     """Give rows whose every weight is below the smallest number the keys that are nearest, which alone count there."""
     n = task.keys.shape[0]
     for i in none.nonzero().squeeze(-1).tolist():
@@ -145,10 +151,10 @@ def _sum_run_with_moments(task: Task, run: Run | None) -> Sums:
     order = torch.arange(m, device=task.x.device) if d > 1 else task.x[:, 0].argsort()
     out: list[Sums] = []
     done: list[Tensor] = []
-    for group in order.split(_LEAF):
+    for group in order.split(_LEAF_SIZE):
         x = task.x[group]
         middle = (x.amin(0) + x.amax(0)) / 2
-        wide = (x - middle).abs().amax(-1) > _REACH
+        wide = (x - middle).abs().amax(-1) > _MOST_OFFSET
         for part in (group[~wide], *group[wide].split(1)):
             if len(part):
                 some = None if run is None else run.rows(part.cpu())

@@ -93,8 +93,8 @@ def kernel_sums(
     """
     h = torch.as_tensor(bandwidth, dtype=torch.float64)
     task = checked_task(Task(kernel, x, keys, values, h, weights, tolerance, leave_one_out, moments, progress))
-    scaled, units = _normalized(task)
-    return replace(_denormalized(run_plan(scaled), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
+    scaled, units = _scaled_task(task)
+    return replace(_in_units_of_user(run_plan(scaled), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
 
 
 @torch.no_grad()
@@ -139,10 +139,10 @@ def plan_sums(
     """
     h = torch.as_tensor(bandwidth, dtype=torch.float64)
     task = checked_task(Task(kernel, x, keys, values, h, weights, tolerance, leave_one_out, moments))
-    return choose_plan(_normalized(task)[0])
+    return choose_plan(_scaled_task(task)[0])
 
 
-class _Units(NamedTuple):
+class _TaskUnits(NamedTuple):
     """Units of a scaled task: of coordinates `x`, shape (d,), of weights exp(log_weight), of values `value`."""
 
     x: Tensor
@@ -150,7 +150,7 @@ class _Units(NamedTuple):
     value: float
 
 
-def _normalized(task: Task) -> tuple[Task, _Units]:
+def _scaled_task(task: Task) -> tuple[Task, _TaskUnits]:
     """Return the task divided by powers of two, so that bandwidths are in [1, 2) and weights and values at most 2.
 
     Also return what it was divided by. Powers of two change no digit; the scaling avoids overflow and underflow.
@@ -165,7 +165,7 @@ def _normalized(task: Task) -> tuple[Task, _Units]:
     if weights is not None:
         weight_unit = _power_of_two_below_largest(weights)
         weights = weights.double() / weight_unit
-    units = _Units(unit, math.log(weight_unit), value_unit)
+    units = _TaskUnits(unit, math.log(weight_unit), value_unit)
     values, bandwidth = values / value_unit, task.bandwidth / unit
     return replace(task, x=x, keys=keys, values=values, bandwidth=bandwidth, weights=weights), units
 
@@ -181,7 +181,7 @@ def _power_of_two(t: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(t), torch.frexp(t)[1] - 1)
 
 
-def _denormalized(sums: Sums, units: _Units, dtype: torch.dtype) -> Sums:
+def _in_units_of_user(sums: Sums, units: _TaskUnits, dtype: torch.dtype) -> Sums:
     """Return the sums of a scaled task in the units and the dtype of the user."""
     first = sums.first
     if first is not None:

@@ -27,13 +27,13 @@ from attlas.estimators.sums.line import Line, exact_sums, exact_sums_without_own
 from attlas.estimators.sums.result import Sums, put_rows
 
 WIDTH = 1.0  # of a box, in bandwidths
-_FARTHEST = 1000.0  # bandwidths from the nearest key up to which a box keeps enough digits of its scale
+_FARTHEST_KEY = 1000.0  # bandwidths from the nearest key up to which a box keeps enough digits of its scale
 _MOST_NODES = 48
-_ROWS = 1 << 16
+_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class _Boxes:
+class _QueryBoxes:
     """Runs of sorted queries, each with the keys that matter to it; every tensor has one number for each box."""
 
     start: Tensor  # index of the first query
@@ -49,16 +49,16 @@ class _Boxes:
 def gaussian_sums(line: Line) -> Sums:
     """Return the sums of a Gaussian line with the tolerance of its task."""
     task = line.task
-    line, keeps_digits = _centred(line)
+    line, keeps_digits = _centred_line(line)
     # A quarter each for keys left out and for the polynomial; subtracting the own key can double both.
     error = task.tolerance / 4
     nodes = nodes_for(error, WIDTH / 2, _usual_spread(line, error))
     if task.moments:
         nearest = neighbours(line, line.x, line.own).clamp(min=0)
         return sums_in_windows(line, window(line, line.x, 0.0, nearest, error))
-    boxes = _boxes(line, error)
+    boxes = _boxes_of_queries(line, error)
     smooth = (boxes.count > nodes) & (_log_error(nodes, boxes.radius, boxes.spread) <= math.log(error))
-    smooth &= (boxes.centre - line.keys[boxes.nearest]).abs() <= _FARTHEST * line.h
+    smooth &= (boxes.centre - line.keys[boxes.nearest]).abs() <= _FARTHEST_KEY * line.h
     smooth &= keeps_digits
     m = len(line.x)
     sums = Sums(line.x.new_empty(m, task.values.shape[1]), line.x.new_empty(m), line.x.new_empty(m))
@@ -67,7 +67,7 @@ def gaussian_sums(line: Line) -> Sums:
         put_rows(sums, rows, _sum_each(line, rows, error))
     task.report(len(rows))
     if bool(smooth.any()):
-        _interpolate(line, boxes, smooth, nodes, sums)
+        _interpolate_boxes(line, boxes, smooth, nodes, sums)
     return sums if line.own is None else _without_own(line, sums, error)
 
 
@@ -98,13 +98,13 @@ def window(line: Line, centre: Tensor, radius: Tensor | float, nearest: Tensor, 
     # The small additions cover the rounding of all numbers here.
     twice_log = 2 * (torch.log(weights.sum() / weights[nearest]).clamp(min=0) - math.log(error) + 1e-6)
     offset = (centre - base) / h
-    reach = [_root(a, twice_log) * (h * (1 + 1e-12)) for a in (radius - offset, radius + offset)]
+    reach = [_stable_root(a, twice_log) * (h * (1 + 1e-12)) for a in (radius - offset, radius + offset)]
     return Run(
         torch.searchsorted(line.keys, base - reach[0]), torch.searchsorted(line.keys, base + reach[1], right=True)
     )
 
 
-def _centred(line: Line) -> tuple[Line, bool]:
+def _centred_line(line: Line) -> tuple[Line, bool]:
     """Return the line with its middle at 0, and whether nodes between the queries then keep their digits.
 
     A node has the rounding error of a coordinate, about ``eps`` times the largest, where a query and its keys have
@@ -127,7 +127,7 @@ def nodes_for(error: float, radius: float, spread: float) -> int:
     return count
 
 
-def _root(a: Tensor, b: Tensor) -> Tensor:
+def _stable_root(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a + sqrt(a² + b)`` without cancellation."""
     size = a.abs()
     root = torch.where(size > 1e100, size, (a.clamp(-1e100, 1e100).square() + b).sqrt())
@@ -146,7 +146,7 @@ def _usual_spread(line: Line, error: float) -> float:
     return math.sqrt(2 * (math.log(float(weights.sum() / weights.median())) - math.log(error))) + WIDTH
 
 
-def _boxes(line: Line, error: float) -> _Boxes:
+def _boxes_of_queries(line: Line, error: float) -> _QueryBoxes:
     """Return the boxes of the queries, at most `WIDTH` wide; empty ones are left out."""
     x, h = line.x, line.h
     box = ((x - x[0]) / (h * WIDTH)).floor()
@@ -158,7 +158,7 @@ def _boxes(line: Line, error: float) -> _Boxes:
     run = window(line, centre, radius, nearest, error)
     low, high = line.keys[run.first], line.keys[run.stop - 1]
     tilt = ((low - centre) + (high - centre)) / (2 * h)
-    return _Boxes(start, count, centre, radius, nearest, run, tilt, (high - low) / (2 * h))
+    return _QueryBoxes(start, count, centre, radius, nearest, run, tilt, (high - low) / (2 * h))
 
 
 def _sum_each(line: Line, rows: Tensor, error: float) -> Sums:
@@ -168,7 +168,7 @@ def _sum_each(line: Line, rows: Tensor, error: float) -> Sums:
     return exact_sums(line, x, window(line, x, 0.0, nearest, error), nearest)
 
 
-def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Sums) -> None:
+def _interpolate_boxes(line: Line, boxes: _QueryBoxes, smooth: Tensor, nodes: int, sums: Sums) -> None:
     """Fill in the sums of the queries of smooth boxes: exact at Chebyshev nodes, a polynomial between."""
     which = smooth.nonzero().squeeze(-1)
     centre, radius, tilt = boxes.centre[which], boxes.radius[which], boxes.tilt[which]
@@ -189,16 +189,16 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
     series = torch.matmul(to_series, columns).movedim(1, 0).contiguous()
     box = torch.repeat_interleave(torch.arange(len(which), device="cpu"), boxes.count[which])
     rows = torch.repeat_interleave(smooth, boxes.count).nonzero().squeeze(-1)
-    for some, at in zip(rows.split(_ROWS), box.split(_ROWS), strict=True):
+    for some, at in zip(rows.split(_ROWS_AT_ONCE), box.split(_ROWS_AT_ONCE), strict=True):
         y = (line.x[some] - centre[at]) / line.h
-        total = _clenshaw(series, at, (y / radius[at].clamp(min=1e-300)).clamp(-1.0, 1.0))
+        total = _chebyshev_values(series, at, (y / radius[at].clamp(min=1e-300)).clamp(-1.0, 1.0))
         # Back from H to the sum.
         scale = top[at, 0] - 0.5 * y.square() + y * tilt[at]
         # Writes into `sums`.
         put_rows(sums, some, Sums(total[:, :-1], total[:, -1], scale))
 
 
-def _clenshaw(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
+def _chebyshev_values(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
     """Return values of Chebyshev series (degrees, boxes, columns): of the box `at` of each query, at t in [-1, 1].
 
     Clenshaw's recurrence: ``b_n = c_n + 2 t b_{n+1} - b_{n+2}``, and the value ``c_0 + t b_1 - b_2``.
@@ -225,7 +225,7 @@ def _without_own(line: Line, sums: Sums, error: float) -> Sums:
     value = task.values.new_zeros(len(weight), task.values.shape[1])
     value[has_own] = task.values[own_key]
     others = Sums(sums.numerator - weight.unsqueeze(-1) * value, sums.denominator - weight, sums.log_scale)
-    for rows in (weight > sums.denominator / 2).nonzero().squeeze(-1).split(_ROWS):
+    for rows in (weight > sums.denominator / 2).nonzero().squeeze(-1).split(_ROWS_AT_ONCE):
         nearest = neighbours(line, line.x[rows], (own[0].rows(rows), own[1].rows(rows)))
         alone, nearest = nearest < 0, nearest.clamp(min=0)
         exact = exact_sums_without_own(line, rows, window(line, line.x[rows], 0.0, nearest, error), nearest)

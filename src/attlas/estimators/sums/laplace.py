@@ -22,7 +22,7 @@ def laplace_sums(line: Line) -> Sums:
     """Return the sums of a Laplace line; its tolerance is not needed."""
     keys, x = line.keys, line.x
     if line.task.moments:
-        return sums_in_windows(line, _window(line))
+        return sums_in_windows(line, _run_of_keys(line))
     # Keys below `before` lie on the left of a query, those from `after` on on its right; between is its own, left out.
     if line.own is None:
         after = torch.searchsorted(keys, x)
@@ -34,14 +34,14 @@ def laplace_sums(line: Line) -> Sums:
     # What a sum loses from one key to the next: S_i = exp(-(k_i - k_{i-1}) / h) S_{i-1} + term_i.
     decay = (-(keys.diff() / line.h)).exp()
     start = decay.new_zeros(1)
-    left = _seen(line, decayed_cumsum(torch.cat([start, decay]), terms), before - 1, x)
+    left = _sums_past_index(line, decayed_cumsum(torch.cat([start, decay]), terms), before - 1, x)
     # Progress: one side of all queries is half of the work.
     line.task.report(len(x) // 2)
     mirrored = decayed_cumsum(torch.cat([start, decay.flip(0)]), terms.flip(0)).flip(0)
-    return left.merge(_seen(line, mirrored, after, x))
+    return left.merge(_sums_past_index(line, mirrored, after, x))
 
 
-def _window(line: Line) -> Run:
+def _run_of_keys(line: Line) -> Run:
     """Return the keys that can matter to each query where moments are summed; all others are below the tolerance."""
     weights = line.weights()
     near = neighbours(line, line.x, line.own).clamp(min=0)
@@ -50,7 +50,7 @@ def _window(line: Line) -> Run:
     return Run(torch.searchsorted(line.keys, line.x - reach), torch.searchsorted(line.keys, line.x + reach, right=True))
 
 
-def _seen(line: Line, sums: Tensor, index: Tensor, x: Tensor) -> Sums:
+def _sums_past_index(line: Line, sums: Tensor, index: Tensor, x: Tensor) -> Sums:
     """Return the sums of one side as queries see them past the key at `index`; none where that is no key."""
     n = len(line.keys)
     is_key = (index >= 0) & (index < n)

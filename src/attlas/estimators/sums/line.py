@@ -11,9 +11,9 @@ from attlas.estimators.sums.direct import Run, sum_run, sum_runs, without_own
 from attlas.estimators.sums.result import Sums, concatenate, put_rows
 from attlas.estimators.sums.task import Task
 
-_PAIRS = 1 << 20  # pairs that are held at once where differences are taken one by one
-_POINTS = 1 << 17  # points of one call of the kernels
-_REMOTE = 100.0  # bandwidths from which on a log-weight has lost digits of the difference between two keys
+_PAIRS_AT_ONCE = 1 << 20  # pairs that are held at once where differences are taken one by one
+_POINTS_AT_ONCE = 1 << 17  # points of one call of the kernels
+_REMOTE_BANDWIDTHS = 100.0  # bandwidths from which on a log-weight has lost digits of the difference between two keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +106,8 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
     """
     task = line.task
     done = []
-    for start in range(0, max(len(points), 1), _POINTS):
-        block = slice(start, start + _POINTS)
+    for start in range(0, max(len(points), 1), _POINTS_AT_ONCE):
+        block = slice(start, start + _POINTS_AT_ONCE)
         x, first, stop = points[block], run.first[block], run.stop[block]
         # Points far from all of their keys are summed apart, by the differences between keys.
         far = (first < stop) & _is_far(line, x, near[block])
@@ -121,7 +121,7 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
         if bool(far.any()):
             far_rows = far.nonzero().squeeze(-1)
             far_run = Run(first[far_rows], stop[far_rows])
-            put_rows(sums, far_rows, _remote(line, x[far_rows], far_run, near[block][far_rows]))
+            put_rows(sums, far_rows, _sums_far_from_keys(line, x[far_rows], far_run, near[block][far_rows]))
         done.append(sums)
     return concatenate(done)
 
@@ -159,10 +159,10 @@ def _is_far(line: Line, x: Tensor, near: Tensor) -> Tensor:
     """Return where the log-weights of a Gaussian are so large that their differences have lost digits."""
     if line.task.kernel != "gaussian" or not len(line.keys):
         return torch.zeros_like(x, dtype=torch.bool)
-    return (x - line.keys[near.clamp(min=0)]).abs() > _REMOTE * line.h
+    return (x - line.keys[near.clamp(min=0)]).abs() > _REMOTE_BANDWIDTHS * line.h
 
 
-def _remote(line: Line, x: Tensor, run: Run, near: Tensor) -> Sums:
+def _sums_far_from_keys(line: Line, x: Tensor, run: Run, near: Tensor) -> Sums:
     """Return Gaussian sums far from all keys, where only the differences to the nearest key keep their digits."""
     unit, values, weights = 1.0 / line.h, line.task.values, line.weights()
     base = line.keys[near]
@@ -172,8 +172,8 @@ def _remote(line: Line, x: Tensor, run: Run, near: Tensor) -> Sums:
     # All pairs of a query and a key of its run, numbered one after the other: query i has those below ends[i].
     ends = counts.cumsum(0)
     begins, total = ends - counts, int(ends[-1])
-    for start in range(0, total, _PAIRS):
-        pair = torch.arange(start, min(start + _PAIRS, total))
+    for start in range(0, total, _PAIRS_AT_ONCE):
+        pair = torch.arange(start, min(start + _PAIRS_AT_ONCE, total))
         owner = torch.searchsorted(ends, pair, right=True)
         key = pair - begins[owner] + run.first[owner]
         step = (line.keys[key] - base[owner]) * unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STEPS = 64
+_BLOCK_PLACES = 64
 
 
 def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
@@ -29,16 +29,16 @@ def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
     however the sums grow and decay. Cost: two passes over the terms and 64 vectorised steps a level.
     """
     n, columns = terms.shape
-    if n <= _STEPS:
+    if n <= _BLOCK_PLACES:
         out = terms.clone()
         for i in range(1, n):
             out[i] += decay[i] * out[i - 1]
         return out
-    blocks = -(-n // _STEPS)
+    blocks = -(-n // _BLOCK_PLACES)
     # One row for each place within a block, so that a step reads and writes consecutive numbers.
-    share = _blocked(decay.unsqueeze(-1), blocks).squeeze(-1).contiguous()
-    total = _blocked(terms, blocks).contiguous()
-    for i in range(1, _STEPS):
+    share = _in_blocks(decay.unsqueeze(-1), blocks).squeeze(-1).contiguous()
+    total = _in_blocks(terms, blocks).contiguous()
+    for i in range(1, _BLOCK_PLACES):
         total[i].addcmul_(share[i].unsqueeze(-1), total[i - 1])
         share[i] *= share[i - 1]
     # `share` is now the product of the factors since the beginning of the block, `total` the sum within the block.
@@ -48,8 +48,8 @@ def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
     return total.transpose(0, 1).reshape(-1, columns)[:n]
 
 
-def _blocked(t: Tensor, blocks: int) -> Tensor:
+def _in_blocks(t: Tensor, blocks: int) -> Tensor:
     """Return an array as (places within a block, blocks, columns), with zeros after its end."""
-    padded = t.new_zeros(blocks * _STEPS, t.shape[-1])
+    padded = t.new_zeros(blocks * _BLOCK_PLACES, t.shape[-1])
     padded[: len(t)] = t
-    return padded.view(blocks, _STEPS, -1).transpose(0, 1)
+    return padded.view(blocks, _BLOCK_PLACES, -1).transpose(0, 1)

@@ -21,7 +21,7 @@ KERNELS: dict[str, type[Score]] = {
     "triangular": Triangular,
 }
 BOUNDED = frozenset({"epanechnikov", "boxcar", "triangular"})  # 0 from one bandwidth on
-_WHERE = "kernel_sums()"
+_ERROR_WHERE = "kernel_sums()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Task:
             self.progress(done, self.x.shape[0])
 
 
-@public(_WHERE)
+@public(_ERROR_WHERE)
 def checked_task(task: Task) -> Task:
     """Check the arguments of `kernel_sums` against each other.
 
@@ -96,7 +96,7 @@ def checked_task(task: Task) -> Task:
     if weights is not None:
         given["weights (n,)"] = weights
     _check_settings(task.kernel, task.tolerance, task.moments)
-    fault, fix = _shapes(x, keys, values, weights, task.leave_one_out)
+    fault, fix = _size_mismatch(x, keys, values, weights, task.leave_one_out)
     if fault:
         raise ShapeError("queries, keys, values and weights must fit.", fault, fix, arguments=given)
     if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
@@ -128,7 +128,9 @@ def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
     one_of("moments", moments, (0, 1), "moments=1")
 
 
-def _shapes(x: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, leave_one_out: bool) -> tuple[str, str]:
+def _size_mismatch(
+    x: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, leave_one_out: bool
+) -> tuple[str, str]:
     """Return which sizes disagree and what to do, or two empty texts."""
     if x.ndim != 2 or keys.ndim != 2 or values.ndim != 2:
         return f"{x.ndim}, {keys.ndim} and {values.ndim} axes", "give matrices: x.unsqueeze(-1) makes one of a vector."
