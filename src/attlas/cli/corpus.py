@@ -30,7 +30,8 @@ _DEMO_TEXTS = 64
 _SECONDS_MEASURED = 3.0  # seconds of reading from which the demo says how long the rest takes
 # Held out of the shipped model's training: its card lists them.
 _HELD_OUT_MODULES = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse",
-                     "collections", "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
+                     "collections", "ipaddress", "quopri", "subprocess", "tempfile", "timeit",
+                     "turtledemo")  # fmt: skip
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:

@@ -107,7 +107,7 @@ class CorpusActor:
                     one = {name: column[row] for name, column in batch.items() if name != self._number}
                     texts = list(self._cutter.cut(document_of(f"#{numbers[row]}", one, self._column)))[:_MOST_TEXTS]
                     before = self._run.tokens
-                    # Reads the texts and notes what was measured; those of document d are numbered from d * _MOST_TEXTS on.
+                    # Reads the texts and notes what was measured; those of document d begin at d * _MOST_TEXTS.
                     self._run.unit(journal, list(enumerate(texts, numbers[row] * _MOST_TEXTS)))
                     tokens.append((row, self._run.tokens - before))
                 journal.commit()

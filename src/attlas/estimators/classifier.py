@@ -230,7 +230,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     def _outside_probabilities(self, x: Tensor, points: int) -> Tensor:
         """Return the probabilities of those of so many points that have no neighbour, as `outside` says."""
-        # The nearest point's class (one-hot), mixed with the classes' shares: (class + _PRIOR prior) / (1 + _PRIOR).
+        # The nearest point's class (one-hot), mixed with the classes' shares: (class + p · prior) / (1 + p),
+        # where p is _PRIOR_NEIGHBOURS.
         if self.outside == "nearest":
             return (self._pool.values[self._pool.nearest(x)] + _PRIOR_NEIGHBOURS * self._class_frequencies()) / (
                 1.0 + _PRIOR_NEIGHBOURS

@@ -221,7 +221,7 @@ class SummedLeaveOneOut(Objective):
 
 
 def _weighted_squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
-    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d), from sums of `_powers_of_keys`."""
+    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and it times the values (r, e, d), from sums of `_powers_of_keys`."""
     d, centre = x.shape[1], x.unsqueeze(1)
     y, k, square, yk, y_square = sums.numerator.split([e, d, d, e * d, e * d], -1)
     mass_slopes = x.square() * sums.denominator.unsqueeze(-1) - 2.0 * x * k + square
