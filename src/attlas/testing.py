@@ -38,7 +38,7 @@ _PLANS_FOR_MASKS = (Plan("tiled"), Plan("tiled", rows=31, columns=47), Plan(rows
 
 
 @dataclass(frozen=True)
-class _Contract:
+class _CheckedContract:
     """A check of one object: the function and the object that its errors name.
 
     Parameters
@@ -60,7 +60,7 @@ class _Contract:
         self, rule: str, results: Sequence[Tensor], expected: Sequence[Tensor], fix: str, found: str = "off by {}"
     ) -> None:
         """Raise the error of a rule unless tensors are equal up to rounding; `found` takes the largest difference."""
-        error = max((_difference(a, b) for a, b in zip(results, expected, strict=True)), default=0.0)
+        error = max((_largest_difference(a, b) for a, b in zip(results, expected, strict=True)), default=0.0)
         if error > _CLOSE_TOLERANCE:
             raise self.broken(rule, found.format(f"{error:.2g}"), fix)
 
@@ -115,10 +115,10 @@ def check_score(score: Score, query_size: int = 8, key_size: int | None = None, 
     if not isinstance(score, Score):
         rule = "score must be an attlas.Score."
         raise ContractError(rule, repr(score), "class MyScore(Score)", where="check_score()")
-    contract = _Contract(f"check_score({type(score).__name__})", {"score": repr(score)})
+    contract = _CheckedContract(f"check_score({type(score).__name__})", {"score": repr(score)})
     score = copy.deepcopy(score).double()
-    q = _numbers(2, heads, 7, query_size).requires_grad_()
-    k = _numbers(2, heads, 9, query_size if key_size is None else key_size, seed=1).requires_grad_()
+    q = _random_numbers(2, heads, 7, query_size).requires_grad_()
+    k = _random_numbers(2, heads, 9, query_size if key_size is None else key_size, seed=1).requires_grad_()
     score.check(q, k, heads)
     problem = attend(q, k, score=score).problem
     before = [t.detach().clone() for t in (q, k)]
@@ -176,18 +176,21 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
     """
     if not isinstance(mask, Mask):
         raise ContractError("mask must be an attlas.Mask.", repr(mask), "from_function(mask_mod)", where="check_mask()")
-    contract = _Contract(f"check_mask({type(mask).__name__})", {"mask": mask.name()})
+    contract = _CheckedContract(f"check_mask({type(mask).__name__})", {"mask": mask.name()})
     own_m, own_n = mask.size()
     n = n or own_n or 150
     m = m or own_m or min(70, n)
-    q, k = _numbers(batch, heads, m, 3).requires_grad_(), _numbers(batch, heads, n, 3, seed=1).requires_grad_()
+    q, k = (
+        _random_numbers(batch, heads, m, 3).requires_grad_(),
+        _random_numbers(batch, heads, n, 3, seed=1).requires_grad_(),
+    )
     try:
         problem = attend(q, k, mask=mask).problem
     except ShapeError as error:
         rule = "check() must accept the sizes that the mask is made for."
         fix = f"check_mask(mask, m={m}, n={n}, batch={batch}, heads={heads}) with the sizes that fit."
         raise contract.broken(rule, str(error).splitlines()[0], fix) from error
-    whole = _allowed(contract, mask, problem.tile(range(batch), range(heads), range(m), range(n)))
+    whole = _allowed_of_tile(contract, mask, problem.tile(range(batch), range(heads), range(m), range(n)))
     for at in _sample_tiles(problem):
         _check_tile_of_mask(contract, mask, at, whole)
     _check_products(contract, lambda plan: attend(q, k, mask=mask, plan=plan), None)
@@ -239,10 +242,10 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
         fix = "class MyStatistic(stats.Statistic)"
         raise ContractError("statistic must be a Statistic.", repr(statistic), fix, where="check_statistic()")
     name = type(statistic).__name__
-    contract = _Contract(f"check_statistic({name})", {"statistic": name})
-    for sink in (None, _numbers(3, seed=7)):
+    contract = _CheckedContract(f"check_statistic({name})", {"statistic": name})
+    for sink in (None, _random_numbers(3, seed=7)):
         for mask in (None, _some_pairs(), Causal(-3)):
-            q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
+            q, k = _random_numbers(2, 3, 13, 4), _random_numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _TESTED_PLANS}
             _check_results(contract, statistic, matrices, dense, ties=isinstance(mask, Causal))
             # A gradient from next to no memory takes as long as all the others, and one of the six matrices tells.
@@ -251,50 +254,50 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
             _check_gradient(contract, statistic, some)
 
 
-def _check_tiles_of_score(contract: _Contract, problem: Problem) -> None:
+def _check_tiles_of_score(contract: _CheckedContract, problem: Problem) -> None:
     """Check that `forward` gives the same cells of a tile as of the whole matrix."""
-    whole = _scores(contract, problem, problem.tile(*map(range, problem.shape)))
+    whole = _scores_of_tile(contract, problem, problem.tile(*map(range, problem.shape)))
     for tile in _sample_tiles(problem):
         contract.check_close(
             "a tile must equal that part of the whole matrix.",
-            [_scores(contract, problem, tile)],
-            [_part(whole, tile)],
+            [_scores_of_tile(contract, problem, tile)],
+            [_part_at_tile(whole, tile)],
             "let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().",
-            found=f"{_place(tile)}, off by {{}}",
+            found=f"{_place_in_words(tile)}, off by {{}}",
         )
 
 
-def _scores(contract: _Contract, problem: Problem, at: Tile) -> Tensor:
+def _scores_of_tile(contract: _CheckedContract, problem: Problem, at: Tile) -> Tensor:
     """Run `forward` on one tile, as the engine does."""
     rows: Any = slice(at.rows.start, at.rows.stop) if at.row_index is None else at.row_index
     columns: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index
     b, h, _ = at.place
     q, k = problem.tokens
     logits = problem.score(tree_map(lambda t: t[b, h, rows], q), tree_map(lambda t: t[b, h, columns], k), at)
-    if not _broadcasts(logits, at) or not logits.is_floating_point():
+    if not _broadcasts_to_tile(logits, at) or not logits.is_floating_point():
         rule = "forward() must return floating point log-weights that broadcast to (batches, heads, rows, columns)."
         fix = "q.unsqueeze(-2) and k.unsqueeze(-3) give one cell for each pair; sum over the last axis."
-        raise contract.broken(rule, _form(logits, at), fix)
+        raise contract.broken(rule, _form_in_words(logits, at), fix)
     return logits.detach().double().expand(at.shape)
 
 
-def _broadcasts(result: Any, at: Tile) -> bool:
+def _broadcasts_to_tile(result: Any, at: Tile) -> bool:
     """Return whether a result is a tensor that broadcasts to the shape of a tile."""
     if not isinstance(result, Tensor) or result.ndim > 4:
         return False
     return all(size in (1, full) for size, full in zip(result.shape[::-1], at.shape[::-1], strict=False))
 
 
-def _form(result: Any, at: Tile) -> str:
+def _form_in_words(result: Any, at: Tile) -> str:
     """Return shape and dtype of a result as text for an error: () and None for what is no tensor."""
     shape, dtype = tuple(getattr(result, "shape", ())), getattr(result, "dtype", None)
     return f"shape {shape}, {dtype}, for a tile of {at.shape}"
 
 
-def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
+def _check_attributes_of_score(contract: _CheckedContract, problem: Problem) -> None:
     """Check what a score says of itself: finite, positional, as_dot."""
     score, at = problem.score, problem.tile(*map(range, problem.shape))
-    logits = _scores(contract, problem, at)
+    logits = _scores_of_tile(contract, problem, at)
     if score.finite and not bool(logits.isfinite().all()):
         found = f"{int((~logits.isfinite()).sum())} of {logits.numel()} log-weights of finite tokens are not"
         rule = "a score that says finite = True must give finite log-weights."
@@ -303,7 +306,7 @@ def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
         other = attend(problem.q.detach() + 1, problem.k.detach() - 1, score=score).problem
         rule = "a score that says positional = True must not look at the tokens."
         found, fix = "other tokens, other log-weights", "leave `positional` at False."
-        contract.check_close(rule, [_scores(contract, other, at)], [logits], fix, found)
+        contract.check_close(rule, [_scores_of_tile(contract, other, at)], [logits], fix, found)
         _check_bias(contract, score, at, logits)
     with torch.no_grad():
         try:
@@ -321,7 +324,7 @@ def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
     contract.check_close(rule, [product.expand(at.shape)], [logits], fix)
 
 
-def _check_bias(contract: _Contract, score: Score, at: Tile, logits: Tensor) -> None:
+def _check_bias(contract: _CheckedContract, score: Score, at: Tile, logits: Tensor) -> None:
     """Check what a score of places says that kernels may add, for the whole matrix and a window of it."""
     rows, columns = at.rows[1:] or at.rows, at.columns[1:] or at.columns
     for part in (at, replace(at, rows=rows), replace(at, columns=columns)):
@@ -338,16 +341,16 @@ def _check_bias(contract: _Contract, score: Score, at: Tile, logits: Tensor) -> 
         contract.check_close(rule, [found], [wanted], fix)
 
 
-def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix], score: Score | None) -> None:
+def _check_products(contract: _CheckedContract, make: Callable[[Plan], AttentionMatrix], score: Score | None) -> None:
     """Check output and gradients of all plans against the definition, and that against finite differences."""
     exact = make(Plan("reference"))
     q, k, n = exact.problem.q, exact.problem.k, exact.problem.shape[3]
-    v = _numbers(n, 3, seed=2).requires_grad_()
+    v = _random_numbers(n, 3, seed=2).requires_grad_()
     leaves = [q, k, v, *(p for p in (() if score is None else score.parameters()) if p.requires_grad)]
     names = ["q", "k", "v", *(f"parameter {i} {tuple(p.shape)}" for i, p in enumerate(leaves[3:]))]
     wanted = exact @ v
-    slope = _numbers(*wanted.shape, seed=3)  # the gradient of some loss in the output
-    gradients = _gradients(wanted, leaves, slope)
+    slope = _random_numbers(*wanted.shape, seed=3)  # the gradient of some loss in the output
+    gradients = _gradients_of_leaves(wanted, leaves, slope)
     for plan in _PLANS_FOR_MASKS if score is None else _TESTED_PLANS:
         out = make(plan) @ v
         rule = "the output must be that of the definition, whatever the plan."
@@ -355,7 +358,7 @@ def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix]
         contract.check_close(rule, [out.detach()], [wanted.detach()], fix, f"off by {{}} with {plan}")
         rule = "the gradients must be those of the definition, whatever the plan."
         fix = "keep to torch's operations, or check the backward of your own."
-        _compare_gradients(contract, rule, fix, names, _gradients(out, leaves, slope), gradients, plan)
+        _compare_gradients(contract, rule, fix, names, _gradients_of_leaves(out, leaves, slope), gradients, plan)
     if score is None:
         return
     try:
@@ -367,22 +370,22 @@ def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix]
 
 
 def _compare_gradients(
-    contract: _Contract, rule: str, fix: str, names: Sequence[str], results: list[Tensor], expected: list[Tensor],
+    contract: _CheckedContract, rule: str, fix: str, names: Sequence[str], results: list[Tensor], expected: list[Tensor],
     plan: Plan,
 ) -> None:  # fmt: skip
     """Raise the error of a rule unless each gradient is the expected one, relative to its largest number."""
     for name, a, b in zip(names, results, expected, strict=False):  # the last name is left where there is no sink
         scale = max(1.0, float(b.abs().max()) if b.numel() else 1.0)
-        if (error := _difference(a, b)) > _CLOSE_TOLERANCE * scale:
+        if (error := _largest_difference(a, b)) > _CLOSE_TOLERANCE * scale:
             raise contract.broken(rule, f"gradient of {name} off by {error:.2g} with {plan}", fix)
 
 
-def _check_tile_of_mask(contract: _Contract, mask: Mask, at: Tile, whole: Tensor) -> None:
+def _check_tile_of_mask(contract: _CheckedContract, mask: Mask, at: Tile, whole: Tensor) -> None:
     """Check `allows` and `coverage` of one tile against `whole`, the mask of the whole matrix."""
-    allowed = _allowed(contract, mask, at)
-    wanted = _part(whole, at)
+    allowed = _allowed_of_tile(contract, mask, at)
+    wanted = _part_at_tile(whole, at)
     if not torch.equal(allowed, wanted):
-        found = f"{_place(at)}, {int((allowed != wanted).sum())} of {allowed.numel()} pairs differ"
+        found = f"{_place_in_words(at)}, {int((allowed != wanted).sum())} of {allowed.numel()} pairs differ"
         fix = "ask at.i, at.j, at.b and at.h for places: they count in the whole matrix."
         raise contract.broken("a tile must equal that part of the whole mask.", found, fix)
     coverage = mask.coverage(at)
@@ -391,21 +394,21 @@ def _check_tile_of_mask(contract: _Contract, mask: Mask, at: Tile, whole: Tensor
         rule = f"coverage() must be {coverage.name} only where allows() is {coverage is BlockState.FULL} everywhere."
         count = f"{int(wanted.sum())} of {wanted.numel()} pairs may attend"
         fix = "return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right."
-        raise contract.broken(rule, f"{_place(at)} are said to be {coverage.name}, and {count}", fix)
+        raise contract.broken(rule, f"{_place_in_words(at)} are said to be {coverage.name}, and {count}", fix)
 
 
-def _allowed(contract: _Contract, mask: Mask, at: Tile) -> Tensor:
+def _allowed_of_tile(contract: _CheckedContract, mask: Mask, at: Tile) -> Tensor:
     """Run `allows` on one tile; raise an error if shape or dtype of the result is wrong."""
     allowed = mask.allows(at)
-    if not _broadcasts(allowed, at) or allowed.dtype is not torch.bool:
+    if not _broadcasts_to_tile(allowed, at) or allowed.dtype is not torch.bool:
         rule = "allows() must return a bool tensor that broadcasts to (batches, heads, rows, columns)."
         fix = "compare at.i and at.j, whose shapes broadcast: at.j <= at.i."
-        raise contract.broken(rule, _form(allowed, at), fix)
+        raise contract.broken(rule, _form_in_words(allowed, at), fix)
     return allowed.expand(at.shape)
 
 
 def _check_results(
-    contract: _Contract,
+    contract: _CheckedContract,
     statistic: Statistic,
     matrices: dict[Plan, AttentionMatrix],
     dense: Callable[[Tensor], Any] | None,
@@ -417,7 +420,7 @@ def _check_results(
     """
     first = next(iter(matrices.values()))
     mass = RowMass()
-    for t in _tensors(operations.collect(first.problem, (statistic,), first.plan)[0]):
+    for t in _tensors_of_result(operations.collect(first.problem, (statistic,), first.plan)[0]):
         if tuple(t.shape[:2]) != (2, 3):
             fix = "carry (batch, heads, ...) and write into carry[at.place]."
             rule = "the first axes of a result must be (batch, heads)."
@@ -425,7 +428,7 @@ def _check_results(
 
     def parts(result: Any) -> list[Tensor]:
         # Integers are places, and which of several equal keys a place names is open.
-        return [t for t in _tensors(result) if t.is_floating_point() or not ties]
+        return [t for t in _tensors_of_result(result) if t.is_floating_point() or not ties]
 
     _check_forms(contract, statistic, first)
     wanted = [t.clone() for t in parts(first.collect(statistic)[0])]
@@ -450,25 +453,25 @@ def _check_results(
             contract.check_close(rule, parts(A.collect(statistic)[0]), expected, fix, f"off by {{}} with plan {plan}")
 
 
-def _check_forms(contract: _Contract, statistic: Statistic, A: AttentionMatrix) -> None:
+def _check_forms(contract: _CheckedContract, statistic: Statistic, A: AttentionMatrix) -> None:
     """Check that a statistic, where it says the forms of its result, says those that it has."""
     said = statistic.forms(A.problem) if statistic.describes("forms") else None
-    found = _forms(A.collect(statistic)[0])
+    found = _forms_of_result(A.collect(statistic)[0])
     if said is not None and said != found:
         rule = "forms() must say shape and dtype of each tensor of the result."
         raise contract.broken(rule, f"{said}, the result has {found}", "leave forms() out, or count the axes anew.")
 
 
-def _forms(result: Any) -> Any:
+def _forms_of_result(result: Any) -> Any:
     """Return the forms of a result of tensors."""
     if isinstance(result, Tensor):
         return TensorForm(tuple(result.shape), result.dtype)
-    parts = [_forms(part) for part in result]
+    parts = [_forms_of_result(part) for part in result]
     return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
 
 
 @torch.enable_grad()
-def _check_gradient(contract: _Contract, statistic: Statistic, matrices: dict[Plan, AttentionMatrix]) -> None:
+def _check_gradient(contract: _CheckedContract, statistic: Statistic, matrices: dict[Plan, AttentionMatrix]) -> None:
     """Check the gradient of a statistic against that of autograd through its steps over the whole matrix."""
     if not statistic.differentiable:
         return
@@ -489,18 +492,18 @@ def _loss_gradients(result: Any, leaves: list[Tensor]) -> list[Tensor]:
     """Return the gradients of a loss that weighs the numbers of a result."""
     terms = [
         (t.nan_to_num(0.0, 0.0, 0.0) * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view(t.shape)).sum()
-        for t in _tensors(result)
+        for t in _tensors_of_result(result)
         if t.requires_grad
     ]
     if not terms:
         return [torch.zeros_like(t) for t in leaves]
     loss = torch.stack([term.double() for term in terms]).sum()
-    return _gradients(loss, leaves, torch.ones_like(loss))
+    return _gradients_of_leaves(loss, leaves, torch.ones_like(loss))
 
 
 @torch.no_grad()
 def _check_merge(
-    contract: _Contract,
+    contract: _CheckedContract,
     statistic: Statistic,
     A: AttentionMatrix,
     wanted: list[Tensor],
@@ -515,13 +518,13 @@ def _check_merge(
     if not statistic.whole_rows:
         halves["columns"] = [(range(m), range(n // 2)), (range(m), range(n // 2, n))]
     for what, spans in halves.items():
-        carries = [_carry(statistic, problem, lse, *span) for span in spans]
+        carries = [_carry_after(statistic, problem, lse, *span) for span in spans]
         rule = f"merge() of two halves of the {what} must give the whole."
         fix = "join what start() and step() carry: sums add up, of maxima the larger stays."
         contract.check_close(rule, parts(statistic.finish(statistic.merge(*carries))), wanted, fix)
 
 
-def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, columns: range) -> Any:
+def _carry_after(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, columns: range) -> Any:
     """Return the state of a statistic after some rows and columns of a matrix."""
     batch, heads, _, n = problem.shape
     at = problem.tile(range(batch), range(heads), rows, columns)
@@ -550,13 +553,13 @@ def _sample_tiles(problem: Problem) -> Iterator[Tile]:
             yield replace(at, rows=range(4), columns=range(5), row_index=places[0], column_index=places[1])
 
 
-def _part(whole: Tensor, at: Tile) -> Tensor:
+def _part_at_tile(whole: Tensor, at: Tile) -> Tensor:
     """Return the cells of a tile from a tensor of the whole matrix, shape (batch, heads, m, n)."""
     b, h, _ = at.place
     return whole[b, h][:, :, at.i.flatten()][..., at.j.flatten()]
 
 
-def _place(at: Tile) -> str:
+def _place_in_words(at: Tile) -> str:
     """Return the rows and columns of a tile as text for an error."""
     rows, columns = at.i.flatten().tolist(), at.j.flatten().tolist()
     if at.scattered:
@@ -568,20 +571,20 @@ def _some_pairs() -> Mask:
     return from_function(lambda b, h, i, j: (i * 5 + j * 3 + h) % 7 != 0) & Causal()
 
 
-def _numbers(*shape: int, seed: int = 0) -> Tensor:
+def _random_numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _gradients(out: Tensor, leaves: list[Tensor], slope: Tensor) -> list[Tensor]:
+def _gradients_of_leaves(out: Tensor, leaves: list[Tensor], slope: Tensor) -> list[Tensor]:
     found = torch.autograd.grad(out, leaves, slope, allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
 
 
-def _tensors(result: Any) -> list[Tensor]:
+def _tensors_of_result(result: Any) -> list[Tensor]:
     return tree_flatten(result if isinstance(result, Tensor) else tuple(result))
 
 
-def _difference(a: Tensor, b: Tensor) -> float:
+def _largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest difference; equal infinities and equal NaN count as 0, other shapes as infinity."""
     if a.shape != b.shape:
         return float("inf")

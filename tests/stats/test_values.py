@@ -5,7 +5,7 @@ import torch
 
 import attlas
 from attlas import stats
-from attlas.testing import _carry
+from attlas.testing import _carry_after
 
 
 def test_two_sets_of_values_and_one_head() -> None:
@@ -34,5 +34,5 @@ def test_halves_are_merged_to_the_whole() -> None:
     rows = (range(7), range(17)), (range(7, 15), range(17))
     columns = (range(15), range(8)), (range(15), range(8, 17))
     for halves in (rows, columns):
-        carries = [_carry(pooled, A.problem, A.softmax_weights.lse(), *half) for half in halves]
+        carries = [_carry_after(pooled, A.problem, A.softmax_weights.lse(), *half) for half in halves]
         torch.testing.assert_close(pooled.finish(pooled.merge(*carries)), A @ v)

@@ -121,7 +121,7 @@ def context_parallel(
         sharded_text.reset(token)
 
 
-def _refusal(rule: str, found: str, fix: str) -> BackendError:
+def _context_error(rule: str, found: str, fix: str) -> BackendError:
     """Return a BackendError of `context_parallel`."""
     return BackendError(rule, found, fix, where=_ERROR_WHERE)
 
@@ -130,22 +130,22 @@ def _check_model(model: nn.Module) -> None:
     """Raise a BackendError where tokens of a model meet outside its attention, or it numbers positions by itself."""
     one = "run it on one process."
     if hasattr(model, "_orig_mod"):
-        raise _refusal("the model must run eagerly.", "torch.compile", "context_parallel(mesh, model._orig_mod)")
+        raise _context_error("the model must run eagerly.", "torch.compile", "context_parallel(mesh, model._orig_mod)")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         rule = "the model must take position_ids, so that tokens are numbered through the whole text."
-        raise _refusal(rule, type(model).__name__, one)
+        raise _context_error(rule, type(model).__name__, one)
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.RNNBase) or _RECURRENT_PATTERN.search(type(module).__name__):
             rule = "only attention may mix tokens: other layers would see the tokens of one rank."
-            raise _refusal(rule, f"{type(module).__name__} at {path}", one)
+            raise _context_error(rule, f"{type(module).__name__} at {path}", one)
         config = getattr(module, "config", None)
         strange = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
         if strange:
-            raise _refusal("every layer must be one of attention.", ", ".join(sorted(map(str, strange))), one)
+            raise _context_error("every layer must be one of attention.", ", ".join(sorted(map(str, strange))), one)
         kinds = re.findall(r"'rope_type': '(\w+)'", str(getattr(config, "rope_parameters", "")))
         if {"dynamic", "longrope"} & set(kinds):
             rule = "the rotary embedding must not depend on the largest position of one rank."
-            raise _refusal(rule, f"rope_type {kinds}", one)
+            raise _context_error(rule, f"rope_type {kinds}", one)
 
 
 class _PassText:
@@ -166,7 +166,7 @@ class _PassText:
     def __init__(self, mesh: DeviceMesh, order: Tensor | None, plan: Plan | None) -> None:
         self.mesh, self.order, self.plan = mesh, order, plan
         # The function that makes errors, for the modules that ask this object.
-        self.refused = _refusal
+        self.refused = _context_error
         # Of the pass: sequences, tokens of the whole text, and how many attentions have run.
         self.batch, self.n, self.layers = 0, 0, 0
         self.positions: Tensor = torch.zeros(1, 0, dtype=torch.int64)
@@ -180,7 +180,7 @@ class _PassText:
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Gather what all ranks must know of the text, and return the arguments of the call; a forward pre-hook."""
         if torch.compiler.is_compiling():
-            raise _refusal("the model must run eagerly.", "torch.compile", "call the model that is not compiled.")
+            raise _context_error("the model must run eagerly.", "torch.compile", "call the model that is not compiled.")
         given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         self.layers = 0
@@ -218,21 +218,23 @@ class _PassText:
         """Return shape, positions and mask of this rank's tokens; raise where the call cannot be divided over ranks."""
         if given.get("past_key_values") is not None or given.get("use_cache"):
             rule = "a cache would have the keys of one rank only, so text is not generated here."
-            raise _refusal(rule, "use_cache=True, or past_key_values", "use_cache=False, or generate on one process.")
+            raise _context_error(
+                rule, "use_cache=True, or past_key_values", "use_cache=False, or generate on one process."
+            )
         if given.get("labels") is not None and given.get("shift_labels") is None:
             rule, found = "the target of the last token of a rank is on the next rank.", "labels"
-            raise _refusal(rule, found, "shift_labels=, the targets of this rank's tokens, beside labels.")
+            raise _context_error(rule, found, "shift_labels=, the targets of this rank's tokens, beside labels.")
         name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
         tokens, shown = given.get(name), {}
         if not isinstance(tokens, Tensor):
             found = "neither input_ids nor inputs_embeds"
-            raise _refusal("the model must be called with its tokens.", found, "input_ids=")
+            raise _context_error("the model must be called with its tokens.", found, "input_ids=")
         for name in ("position_ids", "attention_mask"):
             t = given.get(name)
             if t is not None and not (isinstance(t, Tensor) and t.ndim == 2 and t.shape[1] == tokens.shape[1]):
                 found = f"{name}: {tuple(t.shape)}" if isinstance(t, Tensor) else f"{name}: {kind(t)}"
                 fix = f"{name}.chunk(ranks, dim=1)[rank], with two axes."
-                raise _refusal(f"{name} must be that of this rank's {tokens.shape[1]} tokens.", found, fix)
+                raise _context_error(f"{name} must be that of this rank's {tokens.shape[1]} tokens.", found, fix)
             shown[name] = None if t is None else t.detach().cpu()
         mask = shown["attention_mask"]
         return tuple(tokens.shape[:2]), shown["position_ids"], None if mask is None else mask.bool()
@@ -256,7 +258,7 @@ class _PassText:
         """Check that the model has attended with attlas; a forward hook."""
         if not self.layers:
             rule, fix = "the attention layers of the model must ask transformers for their function.", "another model."
-            raise _refusal(rule, f"no layer of {type(model).__name__} attended with attlas", fix)
+            raise _context_error(rule, f"no layer of {type(model).__name__} attended with attlas", fix)
 
     # -------------------------------------------------------------------------------------------------------- a layer
 
@@ -281,7 +283,7 @@ class _PassText:
             if self.packs and not seen:
                 rule = "positions begin again, and the model does not take that for another document."
                 fix = "give attention_mask=torch.ones_like(input_ids) if it is one text."
-                raise _refusal(rule, "a mask without documents", fix)
+                raise _context_error(rule, "a mask without documents", fix)
 
         agreed(self.mesh, check)
 
@@ -309,7 +311,7 @@ class _PassText:
         ):
             if wrong:
                 rule = "a layer must attend to the text itself, with the mask of the model."
-                raise _refusal(rule, found, "run the model on one process.")
+                raise _context_error(rule, found, "run the model on one process.")
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask | None, sink: Tensor | None

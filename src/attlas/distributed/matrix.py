@@ -179,7 +179,7 @@ class DistributedMatrix(_RefusedAttributes):
         with observers.unheard():  # a recording would take a part for the whole
             own = self._call_agreed(lambda: [part @ values for part in self.parts])
         rounded = [part.softmax_weights for part in self.parts if part.softmax_weights.lse_is_rounded]
-        if self._divides("keys"):
+        if self._is_divided_along("keys"):
             both = zip(own, self._shares_of_parts(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
         for weights in rounded:  # by torch's kernel: what is read next computes a more precise one
@@ -209,7 +209,7 @@ class DistributedMatrix(_RefusedAttributes):
         layout = self.layout
         tokens = layout.part_of(x, "queries")
         pieces = tokens.split([part.shape[-2] for part in self.parts], dim=2)
-        if self._divides("keys"):
+        if self._is_divided_along("keys"):
             heads = len(layout.heads)
             pieces = tuple(
                 spread_heads(piece, heads) * share.to(piece.dtype)
@@ -236,13 +236,13 @@ class DistributedMatrix(_RefusedAttributes):
         # Calls it, and raises on all ranks if it raises on one.
         self._call_agreed(check)
 
-    def _divides(self, role: Role) -> bool:
+    def _is_divided_along(self, role: Role) -> bool:
         """Return whether a dimension of the mesh divides the queries, or the keys."""
         return bool(self.layout.dims(role))
 
     def _call_agreed(self, compute: Any) -> Any:
         """Call a function without collectives; where ranks exchange something, all raise the error of any."""
-        exchanges = self._divides("queries") or self._divides("keys")
+        exchanges = self._is_divided_along("queries") or self._is_divided_along("keys")
         return agreed(self.device_mesh, compute) if exchanges else compute()
 
     # --------------------------------------------------------------------------------------------------- log-sum-exp
@@ -255,7 +255,7 @@ class DistributedMatrix(_RefusedAttributes):
     def _log_sum_exp(self) -> DTensor:
         """Return `lse` for one group of heads, see `by_group`."""
         own = self._own_lses(self.parts)
-        total = [self._over_keys(lse) for lse in own] if self._divides("keys") else own
+        total = [self._over_keys(lse) for lse in own] if self._is_divided_along("keys") else own
         return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
 
     def _own_lses(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
@@ -320,7 +320,7 @@ class DistributedMatrix(_RefusedAttributes):
         -----
         A statistic that needs whole rows gathers keys that are sharded; all ranks then compute it.
         """
-        whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._divides("keys")]
+        whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._is_divided_along("keys")]
         others = [s for s in statistics if s not in whole]
         results: dict[Any, Any] = dict(zip(whole, self._whole_rows.collect(*whole), strict=True)) if whole else {}
         if others:
@@ -351,7 +351,7 @@ class DistributedMatrix(_RefusedAttributes):
         if tiled:
             plan = replace(self.whole.plan, backend="tiled")
             parts = tuple(softmax_matrix(part.problem, plan, part.axes) for part in parts)
-        if not self._divides("keys"):
+        if not self._is_divided_along("keys"):
             return parts
         if any(part.needs_graph for part in self.parts):
             rule, found = "what is read of keys that are sharded carries no gradient.", "a tensor requires a gradient"

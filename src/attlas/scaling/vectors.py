@@ -23,27 +23,27 @@ _CHECKED_NUMBERS = 2**16  # numbers from which mean and variance of a user's sam
 _MOST_STANDARD_ERRORS = 6.0  # standard errors beyond which they are called wrong
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _draw_uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.empty(shape).uniform_(-math.sqrt(3.0), math.sqrt(3.0), generator=generator)
 
 
-def _rademacher(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _draw_rademacher(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
 
 
-def _laplace(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _draw_laplace(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw from the Laplace distribution of variance 1."""
     size = torch.empty(shape).exponential_(math.sqrt(2.0), generator=generator)
-    return size.mul_(_rademacher(shape, generator))
+    return size.mul_(_draw_rademacher(shape, generator))
 
 
 # All of mean 0 and variance 1.
 DISTRIBUTIONS: Mapping[str, Sampler] = MappingProxyType(
-    {"normal": _normal, "uniform": _uniform, "rademacher": _rademacher, "laplace": _laplace}
+    {"normal": _draw_normal, "uniform": _draw_uniform, "rademacher": _draw_rademacher, "laplace": _draw_laplace}
 )
 
 
@@ -223,22 +223,22 @@ def study(
     """
     sizes = tuple(sizes)
     if not sizes:
-        raise _wrong("sizes must name at least one size.", "no size", "sizes=[8, 64, 512]")
+        raise _shape_error("sizes must name at least one size.", "no size", "sizes=[8, 64, 512]")
     for d in sizes:
         if isinstance(d, bool) or not isinstance(d, int) or d < 1:
-            raise _wrong("sizes must be whole numbers of at least 1.", f"sizes has {d!r}", "sizes=[8, 64, 512]")
+            raise _shape_error("sizes must be whole numbers of at least 1.", f"sizes has {d!r}", "sizes=[8, 64, 512]")
     _at_least("keys", keys, 2, "keys=512")
     _at_least("queries", queries, 2, "queries=256")
-    name, sampler = _sampler(distribution)
+    name, sampler = _named_sampler(distribution)
     rows: list[Measured] = []
     for d in sizes:
         # A generator for each size: a size gives the same numbers whatever other sizes are asked for.
         generator = torch.Generator().manual_seed(seed * 1_000_003 + d)
-        rows += _measure(d, keys, queries, sampler, generator)
+        rows += _measure_size(d, keys, queries, sampler, generator)
     return Study(name, keys, queries, seed, tuple(rows))
 
 
-def _measure(d: int, keys: int, queries: int, sampler: Sampler, generator: torch.Generator) -> list[Measured]:
+def _measure_size(d: int, keys: int, queries: int, sampler: Sampler, generator: torch.Generator) -> list[Measured]:
     """Measure one size, without and with the scale, on the same draw."""
     scales = (1.0, 1.0 / math.sqrt(d))
     parts: list[list[Tensor]] = [[], []]
@@ -249,7 +249,7 @@ def _measure(d: int, keys: int, queries: int, sampler: Sampler, generator: torch
         k = sampler((count, keys, d), generator)
         logits = torch.matmul(q, k.mT).squeeze(1).double()
         for part, scale in zip(parts, scales, strict=True):
-            part.append(_measures(logits * scale))
+            part.append(_measures_of_rows(logits * scale))
     rows = []
     for part, scale in zip(parts, scales, strict=True):
         values = torch.cat(part, dim=1)
@@ -260,7 +260,7 @@ def _measure(d: int, keys: int, queries: int, sampler: Sampler, generator: torch
     return rows
 
 
-def _measures(logits: Tensor) -> Tensor:
+def _measures_of_rows(logits: Tensor) -> Tensor:
     """Return the five measures of each row, in the order of `MEASURES`, shape (5, rows)."""
     log_p = logits.log_softmax(-1)
     p = log_p.exp()
@@ -279,12 +279,12 @@ def _measures(logits: Tensor) -> Tensor:
     )
 
 
-def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
+def _named_sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     """Return name and sampler, or say what is wrong with it."""
     if isinstance(distribution, str):
         if distribution not in DISTRIBUTIONS:
             rule = f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or a function of your own."
-            raise _wrong(rule, f"distribution = {distribution!r}", 'distribution="normal"')
+            raise _shape_error(rule, f"distribution = {distribution!r}", 'distribution="normal"')
         return distribution, DISTRIBUTIONS[distribution]
     name = getattr(distribution, "__name__", type(distribution).__name__)
     sample = (
@@ -297,7 +297,7 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
         raise DtypeError(rule, found, fix, distribution=name)
     if sample.shape != (_CHECKED_NUMBERS,):
         found = f"shape {tuple(sample.shape)} for ({_CHECKED_NUMBERS},)"
-        raise _wrong("a sampler must return the shape that it is asked for.", found, "torch.randn(shape)", name)
+        raise _shape_error("a sampler must return the shape that it is asked for.", found, "torch.randn(shape)", name)
     x = sample.double()
     mean, variance = float(x.mean()), float(x.var(correction=0))
     fourth = float((x - mean).pow(4).mean())
@@ -309,15 +309,15 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     if not math.isfinite(variance) or wrong_mean or wrong_variance:
         rule = "a sampler must have mean 0 and variance 1."
         fix = f"return (x - {mean:.3g}) / {math.sqrt(variance):.3g} from it."
-        raise _wrong(rule, f"mean {mean:.3g}, variance {variance:.3g} of {_CHECKED_NUMBERS:,} numbers", fix, name)
+        raise _shape_error(rule, f"mean {mean:.3g}, variance {variance:.3g} of {_CHECKED_NUMBERS:,} numbers", fix, name)
     return name, distribution
 
 
 def _at_least(name: str, value: int, least: int, fix: str) -> None:
     """Raise unless a setting is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _wrong(f"{name} must be a whole number of at least {least}.", f"{name} = {value!r}", fix)
+        raise _shape_error(f"{name} must be a whole number of at least {least}.", f"{name} = {value!r}", fix)
 
 
-def _wrong(rule: str, found: str, fix: str, name: str | None = None) -> ShapeError:
+def _shape_error(rule: str, found: str, fix: str, name: str | None = None) -> ShapeError:
     return ShapeError(rule, found, fix, arguments=None if name is None else {"distribution": name})

@@ -25,7 +25,7 @@ from attlas.matrix.handwritten.steps import Step
 
 _patches_lock = threading.Lock()
 _open_blocks = 0
-_patches = ExitStack()  # open while a block is
+_open_patches = ExitStack()  # open while a block is
 _CAUGHT_FUNCTIONS = ("matmul", "bmm", "baddbmm", "einsum", "softmax")
 _CAUGHT_METHODS = ("matmul", "bmm", "baddbmm", "__matmul__", "softmax")
 
@@ -43,7 +43,7 @@ def catching(scope: Scope) -> Iterator[None]:
     global _open_blocks  # noqa: PLW0603 - how many blocks are open
     with _patches_lock:
         if not _open_blocks:
-            _patches.enter_context(_products_replaced())
+            _open_patches.enter_context(_products_replaced())
         _open_blocks += 1
     try:
         with entered(scope):
@@ -52,7 +52,7 @@ def catching(scope: Scope) -> Iterator[None]:
         with _patches_lock:
             _open_blocks -= 1
             if not _open_blocks:
-                _patches.close()
+                _open_patches.close()
 
 
 @contextmanager
