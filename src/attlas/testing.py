@@ -370,7 +370,8 @@ def _check_products(contract: _CheckedContract, make: Callable[[Plan], Attention
 
 
 def _compare_gradients(
-    contract: _CheckedContract, rule: str, fix: str, names: Sequence[str], results: list[Tensor], expected: list[Tensor],
+    contract: _CheckedContract, rule: str, fix: str, names: Sequence[str], results: list[Tensor],
+    expected: list[Tensor],
     plan: Plan,
 ) -> None:  # fmt: skip
     """Raise the error of a rule unless each gradient is the expected one, relative to its largest number."""
