@@ -127,7 +127,7 @@ def check_score(score: Score, query_size: int = 8, key_size: int | None = None, 
         fix = "leave out in-place operations, or work on a copy."
         raise contract.broken("forward() must not write to its tokens.", "q or k has changed", fix)
     _check_attributes_of_score(contract, problem)
-    _check_products(contract, lambda plan: attend(q, k, score=score, mask=_some_pairs(), plan=plan), score)
+    _check_products(contract, lambda plan: attend(q, k, score=score, mask=_sampled_pairs(), plan=plan), score)
 
 
 def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: int = 1, heads: int = 1) -> None:
@@ -244,7 +244,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
     name = type(statistic).__name__
     contract = _CheckedContract(f"check_statistic({name})", {"statistic": name})
     for sink in (None, _random_numbers(3, seed=7)):
-        for mask in (None, _some_pairs(), Causal(-3)):
+        for mask in (None, _sampled_pairs(), Causal(-3)):
             q, k = _random_numbers(2, 3, 13, 4), _random_numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _TESTED_PLANS}
             _check_results(contract, statistic, matrices, dense, ties=isinstance(mask, Causal))
@@ -568,7 +568,7 @@ def _place_in_words(at: Tile) -> str:
     return f"rows {rows[0]} to {rows[-1]}, columns {columns[0]} to {columns[-1]}"
 
 
-def _some_pairs() -> Mask:
+def _sampled_pairs() -> Mask:
     return from_function(lambda b, h, i, j: (i * 5 + j * 3 + h) % 7 != 0) & Causal()
 
 

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(trust, "_faults_of_process", {})
     monkeypatch.setattr(doctor_cases, "_TIMED_ROUNDS", 2)
     yield tmp_path / "attlas"
-    trust._table_of.cache_clear()
+    trust._table_in_file.cache_clear()
 
 
 @pytest.fixture

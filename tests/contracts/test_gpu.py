@@ -37,7 +37,7 @@ def unknown_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(trust, "_faults_of_process", {})
     yield
-    trust._table_of.cache_clear()
+    trust._table_in_file.cache_clear()
 
 
 @contextmanager

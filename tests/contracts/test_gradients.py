@@ -292,7 +292,7 @@ def test_a_graph_is_freed_with_its_results() -> None:
 def test_parts_that_are_fed_again_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A statistic without a formula keeps √parts of what it carries, not one for each part."""
     most, held = 0, []
-    start, kept = graph.Replay.__init__, graph._with_leaves
+    start, kept = graph.Replay.__init__, graph._carry_and_leaves
 
     def started(self: graph.Replay, *given: Any) -> None:
         held.append(self)
@@ -304,7 +304,7 @@ def test_parts_that_are_fed_again_are_few(monkeypatch: pytest.MonkeyPatch) -> No
         return kept(carry)
 
     monkeypatch.setattr(graph.Replay, "__init__", started)
-    monkeypatch.setattr(graph, "_with_leaves", counted)
+    monkeypatch.setattr(graph, "_carry_and_leaves", counted)
     q = torch.randn(64, 4, requires_grad=True)
     (found,) = attlas.attend(q, torch.randn(7, 4), plan=Plan(rows=1)).collect(Cubes())
     found.sum().backward()

@@ -369,7 +369,7 @@ def test_a_process_starts_while_another_one_ends(
                 mutex = folder / "parts" / "mutex"
                 if not inside[0] and left[0] >= 0:
                     inside[0] = True
-                    if not mutex.exists() or locks._is_free(mutex):  # otherwise the other process waits
+                    if not mutex.exists() or locks._is_lock_free(mutex):  # otherwise the other process waits
                         left[0] -= 1
                         if left[0] < 0:
                             assert attlas.corpus(model, made / "in", folder, rank=1, world=2, **OPTIONS) is not None

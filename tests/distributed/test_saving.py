@@ -305,7 +305,7 @@ def test_all_ranks_raise_and_nothing_is_left(tmp_path: Path, work: Callable[...,
 
 
 def test_a_part_that_is_not_on_disk_is_found(on_ranks: OnRanks, tmp_path: Path, monkeypatch: Any) -> None:
-    written = _SharedWriter._write_own
+    written = _SharedWriter._write_parts_of_rank
 
     def lost(self: Any, path: Path, tensors: Any, starts: Any) -> Any:
         marks = written(self, path, tensors, starts)
@@ -315,7 +315,7 @@ def test_a_part_that_is_not_on_disk_is_found(on_ranks: OnRanks, tmp_path: Path, 
                 file.write(bytes(8))
         return marks
 
-    monkeypatch.setattr(_SharedWriter, "_write_own", lost)
+    monkeypatch.setattr(_SharedWriter, "_write_parts_of_rank", lost)
 
     def job(rank: int, world: int) -> None:
         with pytest.raises(RecordingError, match="a part must be on disk as its rank wrote it"):

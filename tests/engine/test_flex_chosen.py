@@ -391,7 +391,7 @@ def test_other_processes_need_no_comparison(gpu: Gpu, tmp_path: Path, monkeypatc
     def calls(mask: Any, attention: Any = dense) -> int:
         for table in (trust._faults_of_process, programs.programs):
             table.clear()  # another process
-        trust._table_of.cache_clear()
+        trust._table_in_file.cache_clear()
         gpu.attention, before = attention, gpu.calls
         attlas.attend(q, k, mask=mask) @ v
         return gpu.calls - before
@@ -403,4 +403,4 @@ def test_other_processes_need_no_comparison(gpu: Gpu, tmp_path: Path, monkeypatc
         with pytest.warns(UserWarning, match="says no"):
             assert calls(attlas.Padding([9, 20]), broken) == 1
         assert calls(attlas.Padding([9, 20])) == 0
-    trust._table_of.cache_clear()
+    trust._table_in_file.cache_clear()

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield tmp_path / "attlas"
-    trust._table_of.cache_clear()
+    trust._table_in_file.cache_clear()
 
 
 class Check:
@@ -52,7 +52,7 @@ def ask(check: Check, family: Family = ROWS, plan: Plan | None = None, device: t
 
 def new_process() -> None:
     trust._faults_of_process.clear()
-    trust._table_of.cache_clear()
+    trust._table_in_file.cache_clear()
 
 
 def test_a_family_is_compared_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

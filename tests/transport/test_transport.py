@@ -117,7 +117,7 @@ def test_tiles_from_left_to_right(kind: str, n: int, monkeypatch: pytest.MonkeyP
             rows = range(start, min(start + 170, W.shape[2]))
             spans = [range(first, min(first + 111, W.shape[3])) for first in range(0, W.shape[3], 111)]
             for columns, found in zip(spans, tiles.row_tiles(some, blocks, rows, spans), strict=True):
-                found = W._with_diagonal(found, some, rows, columns)
+                found = W._cells_with_diagonal(found, some, rows, columns)
                 own = full[:, heads.start : heads.stop, rows.start : rows.stop, columns.start : columns.stop]
                 close(found, own, full)
 

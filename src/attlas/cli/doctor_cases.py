@@ -106,7 +106,7 @@ def compare(name: str, case: Case, device: torch.device) -> dict[str, str]:
     What the backend does not compute begins with "not computed", and a difference or an error with "failed".
     """
     given = tokens(case, device, dtype_of(device))
-    own = {kind: value.to(device) if _has_numbers(value) else value for kind, value in settings(case).items()}
+    own = {kind: value.to(device) if _has_dtype_and_device(value) else value for kind, value in settings(case).items()}
     found: dict[str, str] = {}
     for operation in OPERATIONS:
         try:
@@ -130,7 +130,7 @@ def compare(name: str, case: Case, device: torch.device) -> dict[str, str]:
     return found
 
 
-def _has_numbers(value: object) -> bool:
+def _has_dtype_and_device(value: object) -> bool:
     """Return whether an argument has a dtype and a device: a tensor or a score; a module moves in place."""
     return isinstance(value, Tensor | torch.nn.Module)
 
@@ -146,7 +146,7 @@ def settings(case: Case) -> dict[str, Any]:
 def exact(case: Case, operation: str, dtype: torch.dtype) -> list[Tensor]:
     """Return what an operation gives by the definition, in float64 on the CPU, for tokens of a dtype."""
     given = [t.double() for t in tokens(case, torch.device("cpu"), dtype)]
-    own = {kind: value.double() if _has_numbers(value) else value for kind, value in settings(case).items()}
+    own = {kind: value.double() if _has_dtype_and_device(value) else value for kind, value in settings(case).items()}
     with _on_one_thread():
         return _tensors_of_operation(operation, given, own, Plan("reference"))
 

@@ -246,7 +246,7 @@ def _load_fit(path: Path) -> AttentionRegressor:
     return model
 
 
-def _columns_of(model: AttentionRegressor, table: Table, arguments: Namespace) -> list[Column]:
+def _columns_of_fit(model: AttentionRegressor, table: Table, arguments: Namespace) -> list[Column]:
     """Return the columns that a fit asks for, under the names that they have in the rows to predict for."""
     names = [*getattr(model, "feature_names_in_", [])]
     kept = getattr(model, "table_columns_", None) or [[name, "number", []] for name in names]
@@ -268,7 +268,7 @@ def _write_predictions(model: AttentionRegressor, arguments: Namespace, terminal
     ]
     with terminal.step("predicting"):
         table = read(arguments.predict, arguments)
-        columns = _columns_of(model, table, arguments)
+        columns = _columns_of_fit(model, table, arguments)
         names_of = [column.name for column in columns]
         absent = [name for name in names_of if table.names.count(name) != 1]
         if absent:

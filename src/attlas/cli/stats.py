@@ -146,7 +146,7 @@ def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -
         terminal,
         columns,
         rows,
-        [(names or "–", _in_colour(names, terminal)) for names in patterns],
+        [(names or "–", _patterns_in_colour(names, terminal)) for names in patterns],
         everything="--csv and --json have everything",
         notes=[
             *([f"too short a text ({length:,} tokens) to name heads {', '.join(few)}"] if few else []),
@@ -155,7 +155,7 @@ def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -
     )
 
 
-def _in_colour(names: str, terminal: Terminal) -> str:
+def _patterns_in_colour(names: str, terminal: Terminal) -> str:
     """Return the names of a head's patterns, the first one in its colour."""
     first, comma, others = names.partition(", ")
     measure = next((pattern.measure for pattern in PATTERNS if pattern.name == first), "")

@@ -299,7 +299,7 @@ class Run:
                 # Batches begin at multiples of `batch`, so that all processes cut them alike.
                 while unit := list(enumerate(islice(texts, batch - number % batch), number)):
                     batch_number, number = number // batch, number + len(unit)
-                    unread = [(at, text) for at, text in unit if not self._is_known(at, text, new=True)]
+                    unread = [(at, text) for at, text in unit if not self._is_known_text(at, text, new=True)]
                     if batch_number % self.world != self.rank or not unread:
                         continue
                     self._whole = False
@@ -322,7 +322,7 @@ class Run:
             journal.commit()
         self._check_all_there()
 
-    def _is_known(self, number: int, text: Text, *, new: bool = False) -> bool:
+    def _is_known_text(self, number: int, text: Text, *, new: bool = False) -> bool:
         """Tell whether a text was read, or failed as it is; with `new`, it is one of the source from now on."""
         identity = identity_of(text.source, text.start, content_of(text, self.seed))
         if new:
@@ -337,7 +337,7 @@ class Run:
         if source.again and len(self._known):
             # The keys are numbers of texts, ascending. A text of the source that is another one now raises.
             for number, text in zip(range(self._first, int(self._known.keys[-1]) + 1), source.texts(), strict=False):
-                self._is_known(number, text)
+                self._is_known_text(number, text)
             self._check_all_there()
 
     def _check_all_there(self) -> None:

@@ -399,7 +399,7 @@ class Corpus:
             lines = (self.folder / "failed.jsonl").read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line]
 
-    def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
+    def _rows_of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
         """Return the rows of one head in a table, each as a dict; raise where there is no such head."""
         if (layer, head) not in self.heads:
             fix = "see corpus.heads"
@@ -418,12 +418,12 @@ class Corpus:
             If there is no such head.
         """
         tokens: dict[str, list[tuple[str, float]]] = {}
-        for row in self._of_head("tokens", layer, head):
+        for row in self._rows_of_head("tokens", layer, head):
             tokens.setdefault(row["side"], []).append((row["token"], row["weight"]))
         return HeadPage(
-            self._of_head("heads", layer, head)[0],
-            {row["number"]: row for row in self._of_head("distributions", layer, head)},
-            self._of_head("distances", layer, head),
+            self._rows_of_head("heads", layer, head)[0],
+            {row["number"]: row for row in self._rows_of_head("distributions", layer, head)},
+            self._rows_of_head("distances", layer, head),
             tokens,
         )
 
@@ -440,7 +440,7 @@ class Corpus:
             If there is no such head.
         """
         found = []
-        for row in self._of_head("samples", layer, head):
+        for row in self._rows_of_head("samples", layer, head):
             text = self._sampled_texts[row["text"]]
             with self.reading():
                 held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])

@@ -51,12 +51,12 @@ def _runs_with_lock(folder: Path) -> list[tuple[int, int]]:
     found = []
     for path in folder.glob("lock-*"):
         match = _LOCK_NAME.fullmatch(path.name)
-        if match is not None and not _is_free(path):
+        if match is not None and not _is_lock_free(path):
             found.append((int(match[1]), int(match[2])))
     return found
 
 
-def _is_free(path: Path) -> bool:
+def _is_lock_free(path: Path) -> bool:
     """Return whether no process holds the lock in a file."""
     handle = _open_lock_file(path)
     try:
@@ -77,14 +77,14 @@ def mutex(folder: Path) -> Iterator[None]:
         try:
             lock(handle, wait=True)
             # Who had the mutex may have removed the folder, and another process has made it anew.
-            if _is_at(handle, path):
+            if _is_file_at_path(handle, path):
                 yield
                 return
         finally:
             os.close(handle)
 
 
-def _is_at(handle: int, path: Path) -> bool:
+def _is_file_at_path(handle: int, path: Path) -> bool:
     """Return whether an open file is the one that is at a path now."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())

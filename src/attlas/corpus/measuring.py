@@ -213,11 +213,11 @@ def _measure_texts(
             "weights": top.values[b].cpu().float(),
             "repeats": repeats[b],
         }
-        found.append(_of_text(texts[b].positions, rows[b], own))
+        found.append(_numbers_of_text(texts[b].positions, rows[b], own))
     return tuple(further[len(mass) :]), found
 
 
-def _of_text(positions: TokenPositions, rows: _RowRuns, found: dict[str, Any]) -> TextNumbers:
+def _numbers_of_text(positions: TokenPositions, rows: _RowRuns, found: dict[str, Any]) -> TextNumbers:
     """Return the numbers of one text; `found` has the statistics of its matrix by the names of `_measure_texts`."""
     entropy, effective, columns, diagonals = (
         found[name] for name in ("entropy", "effective_keys", "columns", "offsets")

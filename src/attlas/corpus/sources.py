@@ -87,7 +87,7 @@ def documents(
         If there is no such column, or nothing to read.
     """
     if isinstance(source, str | Path) and str(source) == "-":
-        yield from _of_lines(sys.stdin.buffer, "stdin", column)
+        yield from _rows_of_lines(sys.stdin.buffer, "stdin", column)
     elif isinstance(source, str | Path):
         files = _files_and_names(source)
         before, total = 0, sum(path.stat().st_size for path, _ in files)
@@ -95,14 +95,14 @@ def documents(
             begun(before / max(total, 1))
             before += path.stat().st_size
             try:
-                yield from _of_file(path, name, column)
+                yield from _documents_of_file(path, name, column)
             except OSError as error:  # errors of pyarrow about files are these, or ValueError
                 raise _unreadable_file_error(path, error) from error
     elif isinstance(source, Iterable):
         common = _common_folder(source)
         for row, one in enumerate(source):
             if isinstance(one, Path):
-                yield from _named_as(one, common, documents(one, column))
+                yield from _named_apart(one, common, documents(one, column))
             else:
                 yield document_of(f"#{row}", one, column)
     else:
@@ -110,7 +110,7 @@ def documents(
         raise ShapeError(rule, type(source).__name__, 'attlas.corpus(model, "data/*.txt", ...)', where="corpus()")
 
 
-def _named_as(path: Path, common: Path | None, found: Iterable[Document]) -> Iterator[Document]:
+def _named_apart(path: Path, common: Path | None, found: Iterable[Document]) -> Iterator[Document]:
     """Name the documents of one of several paths by what the paths do not have in common: no two have one name."""
     name = path.as_posix() if common is None else path.relative_to(common).as_posix()
     for document in found:
@@ -156,14 +156,14 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
-def _of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
+def _documents_of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
     """Yield the documents of a file; its suffix says what it is, and a file with another one is a text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet" or suffix in _ARROW_SUFFIXES:
-        yield from _of_table(path, name, column)
+        yield from _rows_of_table(path, name, column)
     elif suffix in _LINE_SUFFIXES:
         with path.open("rb") as file:
-            yield from _of_lines(file, name, column, rows=True)
+            yield from _rows_of_lines(file, name, column, rows=True)
     elif suffix == ".npy":
         yield document_of(name, np.load(path, allow_pickle=False), column)
     else:
@@ -178,7 +178,7 @@ def _decoded_document(name: str, data: bytes) -> Document:
         return Document(name, None, f"not UTF-8: {error.reason} at byte {error.start}")
 
 
-def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -> Iterator[Document]:
+def _rows_of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -> Iterator[Document]:
     """Yield the rows of JSON lines; a stream whose first line is no object is one text."""
     first = file.readline()
     if not rows and not first.lstrip().startswith(b"{"):
@@ -195,7 +195,7 @@ def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -
             yield document_of(f"{name}#{number}", row, column)
 
 
-def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
+def _rows_of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
     """Yield the rows of a Parquet or Arrow file, some at a time."""
     check_installed()
     import pyarrow as pa

@@ -68,8 +68,8 @@ class Store:
             raise self.damaged("a folder" if path.is_dir() else "no such file")
         if not path.stat().st_size:
             raise self.damaged("an empty file")
-        if _journal_of(path).is_dir():
-            raise self.damaged(f"a folder {_journal_of(path).name} beside it")
+        if _journal_path(path).is_dir():
+            raise self.damaged(f"a folder {_journal_path(path).name} beside it")
         with self._errors_in_words():
             self._connection = _connect_safely(path)
         try:
@@ -86,7 +86,11 @@ class Store:
     def create(cls, path: Path, kind: str, number: int, data: bytes) -> None:
         """Make a file with one entry; it has its name when that is on disk."""
         begun = path.with_name(f"begun-{path.name}")
-        for stale in (begun, _journal_of(begun), _journal_of(path)):  # of a process that was killed, or a file removed
+        for stale in (
+            begun,
+            _journal_path(begun),
+            _journal_path(path),
+        ):  # of a process that was killed, or a file removed
             stale.unlink(missing_ok=True)
         with _worded_disk(begun, path), closing(_connect_safely(begun, create=True)) as connection:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
@@ -135,7 +139,7 @@ class Store:
                 fix = "end what else has it open, and run the same command again."
                 return RecordingError(rule, str(error), fix, file=str(self._shown), where="corpus()")
             if code & 0xFF in _DISK_ERRORS:
-                return _of_disk(error, self._shown)
+                return _disk_error(error, self._shown)
         return self.damaged(str(error))
 
     @contextmanager
@@ -256,7 +260,7 @@ def _checksum_of_entry(kind: str, number: int, chunk: int, data: bytes | memoryv
     return total.digest()
 
 
-def _journal_of(path: Path) -> Path:
+def _journal_path(path: Path) -> Path:
     """Return the file that SQLite undoes a commit from."""
     return path.with_name(f"{path.name}-journal")
 
@@ -289,10 +293,10 @@ def _worded_disk(begun: Path, path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         with suppress(OSError):
             begun.unlink()
-        raise _of_disk(error, path) from error
+        raise _disk_error(error, path) from error
 
 
-def _of_disk(error: Exception, path: Path) -> FileError:
+def _disk_error(error: Exception, path: Path) -> FileError:
     """Return the error of a folder that cannot be written."""
     fix = "make room, or allow to write, and run the same command again: it goes on where it was."
     found = (str(error).splitlines() or ["an error of the disk"])[0]

@@ -81,7 +81,7 @@ def distributions_table(state: State) -> pa.Table:
             quantiles = sketch.quantiles(counts, number.sketch, QUANTILES, low, high)
             bins = [x.tolist() for x in (edges[some], edges[some + 1], counts[some])]
             rows.append((*place, number.name, int(counts.sum()), low, high, means[i, j], quantiles, *bins))
-    return _of_rows(
+    return _table_of_rows(
         rows,
         {"number": pa.string(), "texts": pa.int64()}
         | dict.fromkeys(("min", "max", "mean"), pa.float64())
@@ -90,7 +90,7 @@ def distributions_table(state: State) -> pa.Table:
     )
 
 
-def _of_rows(rows: Sequence[tuple[Any, ...]], columns: dict[str, pa.DataType]) -> pa.Table:
+def _table_of_rows(rows: Sequence[tuple[Any, ...]], columns: dict[str, pa.DataType]) -> pa.Table:
     """Return a table of rows that begin with layer and head; `columns` has the types of what follows."""
     schema = pa.schema({"layer": pa.int32(), "head": pa.int32()} | columns)
     return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
@@ -105,7 +105,7 @@ def distances_table(state: State) -> pa.Table:
         (*place, *ends, weight[i, j], kept[i, j]) for i, place in enumerate(state.heads) for j, ends in enumerate(bins)
     ]
     columns = dict.fromkeys(("lower", "upper"), pa.int64()) | dict.fromkeys(("weight", "kept_weight"), pa.float64())
-    return _of_rows(rows, columns)
+    return _table_of_rows(rows, columns)
 
 
 def tokens_table(state: State, vocabulary: Sequence[str]) -> pa.Table:
@@ -118,7 +118,7 @@ def tokens_table(state: State, vocabulary: Sequence[str]) -> pa.Table:
             order = np.argsort(-weights, kind="stable")[:TOP]
             order = order[weights[order] > 0]
             rows += [(*place, name, rank, texts[token], weights[token]) for rank, token in enumerate(order)]
-    return _of_rows(rows, {"side": pa.string(), "rank": pa.int32(), "token": pa.string(), "weight": pa.float64()})
+    return _table_of_rows(rows, {"side": pa.string(), "rank": pa.int32(), "token": pa.string(), "weight": pa.float64()})
 
 
 def samples_table(state: State) -> pa.Table:
@@ -133,7 +133,7 @@ def samples_table(state: State) -> pa.Table:
             row = int(np.searchsorted(heads_of[text], i))  # of this head in the file of the text
             rows.append((*place, text, interval, activation, largest, row))
     columns = {"text": pa.int64(), "interval": pa.int32(), "max_activation": pa.float64(), "largest": pa.bool_()}
-    return _of_rows(rows, columns | {"row": pa.int32()})
+    return _table_of_rows(rows, columns | {"row": pa.int32()})
 
 
 def _intervals_of_texts(counts: NDArray[np.int32], sampled: Sequence[tuple[float, bool]]) -> list[int]:

@@ -65,7 +65,7 @@ class Collector:
         by: dict[Role, str] = {"queries": "rows", "keys": "columns"}
         return [role for role, own in by.items() if axis != own and self.layout.dims(role)]
 
-    def _by_carry(self, statistic: Statistic) -> bool:
+    def _merges_carries(self, statistic: Statistic) -> bool:
         """Return whether parts are merged as carries, before `Statistic.finish`, and not as finished results.
 
         So it is for numbers of rows whose keys are divided over ranks, and for results that have no axis to join along.
@@ -78,7 +78,7 @@ class Collector:
     def sees_tiles(self, statistic: Any) -> bool:
         """Check a statistic, and return whether it is computed tile by tile where others come from the kernels."""
         self._check_computable(statistic)
-        tiles = self._by_carry(statistic) and _row_outputs(statistic, self.whole) is None
+        tiles = self._merges_carries(statistic) and _row_outputs(statistic, self.whole) is None
         return tiles and self.whole.device.type == "cpu"
 
     def local(self, statistics: list[Any]) -> list[Any]:
@@ -114,7 +114,7 @@ class Collector:
 
         Carries are added up over the ranks, and finished then. `rows` are those of the part in the whole matrix.
         """
-        if not self._by_carry(statistic):
+        if not self._merges_carries(statistic):
             return statistic
         m = self.whole.shape[2]
         own_rows = self._axis_of_results(statistic) == "rows"
@@ -135,7 +135,7 @@ class Collector:
 
     def _joined_results(self, statistic: Statistic, asked: Sequence[Any], found: Sequence[Any]) -> Any:
         """Join the results of this rank's parts, in `found`, of the statistics that they collected, in `asked`."""
-        if self._by_carry(statistic):
+        if self._merges_carries(statistic):
             carries = [rebuilt(one.form, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
             return _merged_carries(statistic, carries)
         if self._axis_of_results(statistic) == "diagonals":
@@ -164,7 +164,7 @@ class Collector:
             for dim in (dim for role in split for dim in layout.dims(role)):
                 own = _merged_carries(statistic, self._carries_of_ranks(own, dim))
         # It may write into the carry, and autograd forbids that for a result of a collective.
-        result = statistic.finish(_copied_carry(own)) if self._by_carry(statistic) else own
+        result = statistic.finish(_copied_carry(own)) if self._merges_carries(statistic) else own
         queries, keys = 0 if axis == "rows" else None, 0 if axis == "columns" else None
         return tree_map(
             lambda t: layout.wrap(self._result_with_graph(statistic, t), queries=queries, keys=keys), result

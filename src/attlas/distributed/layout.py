@@ -205,7 +205,7 @@ class Layout:
             Which tokens it has.
         """
         axis = t.ndim - 2
-        targets = _placements_of_axes(axis if role == tokens else self._own_axis(t, role) for role in self.roles)
+        targets = _placements_of_axes(axis if role == tokens else self._axis_of_tensor(t, role) for role in self.roles)
         # Who has tokens whole uses them for its own rows, keys or heads only: its gradient is one of several summands.
         grads = [
             target if isinstance(target, Shard) else Replicate() if role == "nothing" else Partial()
@@ -241,9 +241,11 @@ class Layout:
         """
         tokens = (t.ndim - 2 if isinstance(p, Shard) else None for p in t.placements)
         roles = zip(self.roles, tokens, strict=True)
-        return _placements_of_axes(self._own_axis(t, role) if isinstance(role, int) else own for role, own in roles)
+        return _placements_of_axes(
+            self._axis_of_tensor(t, role) if isinstance(role, int) else own for role, own in roles
+        )
 
-    def _own_axis(self, t: DTensor, axis: Role) -> int | None:
+    def _axis_of_tensor(self, t: DTensor, axis: Role) -> int | None:
         """Return the axis of `t` that is sharded as a leading axis of the matrix is.
 
         None where `t` stays whole along it.
@@ -251,11 +253,11 @@ class Layout:
         if not isinstance(axis, int):
             return None
         size, own_axis = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
-        if own_axis < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(size)):
+        if own_axis < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._are_heads_in_step(size)):
             return None
         return own_axis if size > 1 or self.leading[axis] == 1 else None
 
-    def _in_step(self, heads: int) -> bool:
+    def _are_heads_in_step(self, heads: int) -> bool:
         """Return whether key heads can be sharded as query heads are.
 
         Each shard has just the ones that its queries need.

@@ -154,12 +154,12 @@ class DistributedMatrix(_RefusedAttributes):
 
         where = agreed(self.device_mesh, read)
         batches, heads, axes = where.leading  # type: ignore[misc]  # parsed() fills it in
-        own = by_group(self, lambda A: A._own_cells(where), wanted=(batches, heads))
+        own = by_group(self, lambda A: A._cells_of_this_rank(where), wanted=(batches, heads))
         cells = where.squeezed(axes.restore(layout.reduced(own, dims)))
         return DTensor.from_local(cells, self.device_mesh, [Replicate()] * self.device_mesh.ndim, run_check=False)
 
     @public("A[...]")
-    def _own_cells(self, where: Where) -> Tensor:
+    def _cells_of_this_rank(self, where: Where) -> Tensor:
         """Return the asked cells, with 0 for those that other ranks have: the sum over ranks has all."""
         parts = self._with_whole_rows()
         return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self.layout, parts)), parts)
@@ -254,11 +254,11 @@ class DistributedMatrix(_RefusedAttributes):
 
     def _log_sum_exp(self) -> DTensor:
         """Return `lse` for one group of heads, see `by_group`."""
-        own = self._own_lses(self.parts)
+        own = self._lses_of_this_rank(self.parts)
         total = [self._over_keys(lse) for lse in own] if self._is_divided_along("keys") else own
         return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
 
-    def _own_lses(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
+    def _lses_of_this_rank(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
 
         def of(part: AttentionMatrix) -> Tensor:
@@ -273,7 +273,7 @@ class DistributedMatrix(_RefusedAttributes):
 
     def _shares_of_parts(self) -> list[Tensor]:
         """Return which share of its row's weight each part has: (batch, heads, rows, 1), float64, with a graph."""
-        own = self._own_lses(self.parts)
+        own = self._lses_of_this_rank(self.parts)
         return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
@@ -359,7 +359,7 @@ class DistributedMatrix(_RefusedAttributes):
         # Their rows are parts of longer ones (`partial`), whose log-sum-exp counts the sink already.
         return tuple(
             softmax_matrix(replace(part.problem, sink=None, partial=True), part.plan, part.axes, self._over_keys(lse))
-            for part, lse in zip(parts, self._own_lses(parts), strict=True)
+            for part, lse in zip(parts, self._lses_of_this_rank(parts), strict=True)
         )
 
     @property

@@ -130,10 +130,10 @@ def _score_and_mask(entry: Entry) -> tuple[Any, Any]:
         return runs_of(mask, batch, heads, *problem.shape[2:], device=problem.device)
 
     mask = None if problem.mask is None else mask_spec(problem.mask, put, runs)
-    return _of_heads(score_spec(problem.score, put), problem.head_ids), _of_heads(mask, problem.head_ids)
+    return _cut_to_heads(score_spec(problem.score, put), problem.head_ids), _cut_to_heads(mask, problem.head_ids)
 
 
-def _of_heads(spec: Any, heads: Tensor, owner: str = "") -> Any:
+def _cut_to_heads(spec: Any, heads: Tensor, owner: str = "") -> Any:
     """Cut a stored mask or score to the recorded heads, which are renumbered from 0.
 
     `owner` is the class of the mask or the score whose settings these are.
@@ -151,7 +151,7 @@ def _of_heads(spec: Any, heads: Tensor, owner: str = "") -> Any:
         return _runs_of_heads(spec, heads)
     elif owner == "Selected" and spec["indices"]["t"].ndim == 4 and spec["indices"]["t"].shape[1] > 1:
         return spec | {"indices": {"t": spec["indices"]["t"][:, heads // spec["group"]]}, "group": 1}
-    return {name: _of_heads(value, heads, owner) for name, value in spec.items()}
+    return {name: _cut_to_heads(value, heads, owner) for name, value in spec.items()}
 
 
 def _table_of_heads(t: Tensor, heads: Tensor, owner: str) -> Tensor:
@@ -209,14 +209,14 @@ def joined(
            for part in e.matrix.problem.score.modules()}  # fmt: skip
     entries, divided = [], {}
     for key in sorted({key for row in grid for rank in row for key in told[rank]}):
-        parts = _by_heads([[(rank, told[rank][key]) for rank in row if key in told[rank]] for row in grid])
+        parts = _parts_by_heads([[(rank, told[rank][key]) for rank in row if key in told[rank]] for row in grid])
         entry, found = _joined_entry(parts, own)
         entries.append(entry)
         divided[f"{entry.path}, call {entry.call}"] = found
     return Atlas(entries), divided
 
 
-def _by_heads(grid: Grid) -> Grid:
+def _parts_by_heads(grid: Grid) -> Grid:
     """Return the parts of one entry in the order of their heads, each head once; raise where the parts do not fit."""
     first = grid[0][0][1].entry if grid[0] else next(part.entry for row in grid for _, part in row)
     ordered = []

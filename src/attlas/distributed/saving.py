@@ -226,7 +226,7 @@ class _SharedWriter(Writer):
         header, starts, size = header_of(tensors)
         # For its effect: all ranks wait until the file is there, or raise the error of the one that leads.
         gathered(self.mesh, lambda: self._create_file(path, header, size) if self.leads else None)
-        marks = gathered(self.mesh, lambda: self._write_own(path, tensors, starts))
+        marks = gathered(self.mesh, lambda: self._write_parts_of_rank(path, tensors, starts))
         # Another rank than the one that leads reads the next file, so that the reading is shared.
         reader = self.ranks[len(self.files) % len(self.ranks)]
 
@@ -261,7 +261,9 @@ class _SharedWriter(Writer):
         found = torch.from_numpy(numbers)
         return found.view(t.dtype) if t.dtype is not torch.bool else found.view(torch.bool)
 
-    def _write_own(self, path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str, int]) -> dict[str, str]:
+    def _write_parts_of_rank(
+        self, path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str, int]
+    ) -> dict[str, str]:
         """Write this rank's parts, and return their checksums by the name of the tensor."""
         marks = {}
         with self.errors_name_folder():

@@ -156,7 +156,7 @@ def _adds_places(score: Score) -> bool:
     return isinstance(inner, Score) and _adds_places(inner)
 
 
-def _of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> float:
+def _cost_of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> float:
     """Return the cost of an operation by the kernels of pairs; plain dot products are not for them."""
     _, _, m, n = problem.shape
     if type(problem.score) is ScaledDot or (operation == "statistics" and m >= PAIRS_ROWS * n):
@@ -173,7 +173,7 @@ FLEX, FLEX_SMALL = 1.5, 5.0
 FLEX_CELLS = 1 << 24
 
 
-def _of_flex(problem: Problem, operation: Operation, instruction_set: str) -> float:
+def _cost_of_flex(problem: Problem, operation: Operation, instruction_set: str) -> float:
     """Return the cost of an output by FlexAttention; all functions of costs have these parameters."""
     batch, heads, m, n = problem.shape
     return FLEX if m >= UNPACKED and batch * heads * m * n >= FLEX_CELLS else FLEX_SMALL
@@ -189,7 +189,7 @@ TRITON_OUTPUT = 1.6
 TRITON_CELLS = 1 << 22
 
 
-def _of_triton(problem: Problem, operation: Operation, instruction_set: str) -> float:
+def _cost_of_triton(problem: Problem, operation: Operation, instruction_set: str) -> float:
     """Return the cost of an operation by the Triton kernels."""
     batch, heads, m, n = problem.shape
     if batch * heads * m * n < TRITON_CELLS:
@@ -205,10 +205,10 @@ Cost: TypeAlias = float | Callable[[Problem, Operation, str], float]
 #: set of the kernels.
 ROWS: Mapping[str, Cost] = {
     "dot products": _of_dot_products,
-    "pairs": _of_pairs,
+    "pairs": _cost_of_pairs,
     "sdpa": 1.0,  # the measure of all others
-    "flex": _of_flex,
-    "triton": _of_triton,
+    "flex": _cost_of_flex,
+    "triton": _cost_of_triton,
     "tiled": 2.5,  # a round number of the same measurement: two products and three passes over each tile
     "reference": 10.0,  # a round number: whole matrices, several times; never chosen for its speed
 }

@@ -32,7 +32,7 @@ MatrixLike: TypeAlias = Collects | Tensor | Sequence[Collects | Tensor]
 
 
 @statistic_of_tensor.register(Tensor)
-def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
+def _statistic_of_weights(weights: Tensor, statistic: Statistic) -> Any:
     """Return a statistic of a dense tensor of weights, as a problem whose logits are their logarithms.
 
     No cell is masked.

@@ -83,7 +83,7 @@ def unsupported(problem: Problem, dot: Dot, operation: Operation) -> str | None:
         return "off the CPU only whole matrices and square causal masks without a sink are handed on"
     if operation == "backward":
         return "off the CPU autograd records its gradients, or tiles compute them"
-    q, k = _without_numbers(dot.q), _without_numbers(dot.k.to(dot.q.dtype))
+    q, k = _stand_in_for_tokens(dot.q), _stand_in_for_tokens(dot.k.to(dot.q.dtype))
     if find_call(q, k, k, square) is None:  # as if values were like keys
         return "torch would store the whole matrix: no fused kernel takes these tokens on this device"
     return None
@@ -123,7 +123,7 @@ def find_call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
         if q.dtype is torch.float64:
             return None
         for tokens in _layouts_of_tokens(q, k, v):
-            kernel = _kernel_for(*tokens, causal)
+            kernel = _kernel_of_torch(*tokens, causal)
             if kernel is not None:
                 return Call(kernel, *tokens)
         return None
@@ -153,7 +153,7 @@ def of_one_size(*tensors: Tensor) -> list[Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in wide]
 
 
-def _without_numbers(t: Tensor) -> Tensor:
+def _stand_in_for_tokens(t: Tensor) -> Tensor:
     """Return a stand-in for tokens, which kernels are asked about.
 
     The sizes of the copy that `of_one_size` would make, uncopied.
@@ -177,7 +177,7 @@ def _layouts_of_tokens(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor
         yield q, spread_heads(k, heads), spread_heads(v, heads)
 
 
-def _kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Kernel | None:
+def _kernel_of_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Kernel | None:
     """Return the kernel that torch would take for tokens on a GPU; None where it would store the matrix."""
     # Where several kernels take the tokens, torch says which one it prefers.
     grouped = k.shape[1] != q.shape[1]

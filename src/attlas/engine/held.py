@@ -133,11 +133,11 @@ def held_and_read(
     parts, held = parts_and_tensors(owner)
     if 0 in shape or all(map(_reads_its_own, parts)):
         return held, ()
-    return held, _read_by(run, shape, tile, (*given, *held))
+    return held, _tensors_read_by(run, shape, tile, (*given, *held))
 
 
 @torch.no_grad()
-def _read_by(
+def _tensors_read_by(
     run: Callable[[Tile], Any],
     shape: tuple[int, int, int, int],
     tile: Callable[..., Tile],

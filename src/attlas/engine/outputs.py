@@ -87,7 +87,7 @@ class Output(NamedTuple):
     dtype: torch.dtype | None = None
 
 
-def _of_columns(m: int, n: int, value: Any) -> tuple[int, ...]:
+def _axes_of_columns(m: int, n: int, value: Any) -> tuple[int, ...]:
     """Return the axes after (batch, heads) of a result with one number per key.
 
     The signature is that of `Output.shape`.
@@ -95,7 +95,7 @@ def _of_columns(m: int, n: int, value: Any) -> tuple[int, ...]:
     return (n,)
 
 
-def _of_blocks(m: int, n: int, value: Blocks) -> tuple[int, ...]:
+def _axes_of_blocks(m: int, n: int, value: Blocks) -> tuple[int, ...]:
     """Return the axes after (batch, heads) of a result with one number per block of a picture."""
     return len(value[0]) - 1, len(value[1]) - 1
 
@@ -112,10 +112,10 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
         Output("top_values", lambda m, n, value: (m, value)),
         Output("top_keys", lambda m, n, value: (m, value), torch.int64),
     ),
-    "column_mass": (Output("column_mass", _of_columns),),
-    "column_max": (Output("column_max", _of_columns),),
+    "column_mass": (Output("column_mass", _axes_of_columns),),
+    "column_max": (Output("column_max", _axes_of_columns),),
     "offsets": (Output("offsets", lambda m, n, value: (m + n - 1,)),),
-    **{name: (Output(name, _of_blocks),) for name in _PICTURE_OUTPUTS},
+    **{name: (Output(name, _axes_of_blocks),) for name in _PICTURE_OUTPUTS},
     "coverage": (Output("coverage", lambda m, n, value: (m, len(value)), torch.int64),),
 }
 

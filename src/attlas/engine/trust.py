@@ -352,13 +352,13 @@ def _known_checks() -> dict[str, Found]:
     A process reads the file once, or again where the folder changes.
     """
     try:
-        return _table_of(file())
+        return _table_in_file(file())
     except RuntimeError:  # the user has no home folder
         return {}
 
 
 @cache
-def _table_of(path: Path) -> dict[str, Found]:
+def _table_in_file(path: Path) -> dict[str, Found]:
     """Return the table in a file; cached, so that each process reads it once."""
     return _stored_table()[0]
 
@@ -376,10 +376,10 @@ def _stored_table() -> tuple[dict[str, Found], str | None]:
         return {}, f"{path} cannot be read: {error.strerror or error}"
     except RuntimeError as error:
         return {}, f"the cache folder of the user cannot be told: {error}"
-    return (table, None) if _is_table(table) else ({}, f"{path} has no results that attlas has written")
+    return (table, None) if _is_fault_table(table) else ({}, f"{path} has no results that attlas has written")
 
 
-def _is_table(table: object) -> bool:
+def _is_fault_table(table: object) -> bool:
     """Return whether what a file has are faults, or None, by setting, backend and family."""
     level = [table]
     for _ in range(3):
@@ -403,4 +403,4 @@ def _change_stored_table(change: Callable[[dict[str, Found]], object]) -> None:
         save_text(json.dumps(table, indent=2) + "\n", path)
     except (AttlasError, OSError, RuntimeError) as error:
         _write_errors.append(f"the results of the checks cannot be kept: {str(error).splitlines()[0]}")
-    _table_of.cache_clear()
+    _table_in_file.cache_clear()

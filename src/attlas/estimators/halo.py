@@ -163,7 +163,7 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     if not bounded and part.tolerance == 0:
         rule = "a kernel without bounds must be truncated, where both are Dask frames."
         raise ShapeError(rule, f"{part.kernel} with tolerance = 0", "tolerance=1e-7, or kernel='epanechnikov'")
-    sample, count, keys = _looked_at(frame, memory, part)
+    sample, count, keys = _sample_of_points(frame, memory, part)
     reach, least = 1.0 + 1e-5, -math.inf
     if not bounded:
         # Half of the tolerance is for the keys beyond the reach: all `count` of them weigh less than that part of a row
@@ -191,15 +191,15 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     # Back to the order of the queries: those of partition i have the places from i * _PARTITION_FACTOR on.
     found = found.set_index("place", divisions=[i * _PARTITION_FACTOR for i in range(frame.npartitions + 1)])
     meta = predictions_of(frame._meta, np.zeros((0, len(names[1]))), shape)
-    return frame.map_partitions(_in_order, found, shape, meta=meta, align_dataframes=False)
+    return frame.map_partitions(_predictions_in_order, found, shape, meta=meta, align_dataframes=False)
 
 
-def _in_order(queries: Any, found: Any, shape: tuple[int, ...]) -> Any:
+def _predictions_in_order(queries: Any, found: Any, shape: tuple[int, ...]) -> Any:
     """Return the predictions of a partition of queries, which are found by their places, in the order of its rows."""
     return predictions_of(queries, found.sort_index().to_numpy(), shape)
 
 
-def _looked_at(frame: Any, memory: Any, part: Partition) -> tuple[Floats, int, Floats]:
+def _sample_of_points(frame: Any, memory: Any, part: Partition) -> tuple[Floats, int, Floats]:
     """Return a sample of all points, the number of keys, and a sample of the keys, in bandwidths."""
     dask = dask_module()
     known = dask.delayed(part, pure=False)

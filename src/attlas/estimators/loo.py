@@ -194,7 +194,7 @@ class LeaveOneOut(Objective):
             totals = []
             for scale in factors:
                 # Distances of keys in `scale` times the bandwidth.
-                weight = self._reduce_own(profile(self.task.kernel, distance / scale**power).weight, rows)
+                weight = self._reduce_own_weight(profile(self.task.kernel, distance / scale**power).weight, rows)
                 # Only a local line needs the keys themselves.
                 keys = self.task.keys * (1.0 / scale) if self.task.degree else self.task.keys
                 predicted = self._predict_rows(weight, part, keys)[0]
@@ -213,7 +213,7 @@ class LeaveOneOut(Objective):
             """Return the loss summed over a block of rows, then its derivative for each feature, shape (1 + d,)."""
             rows = self.rows[part]
             weight, slope = profile(self.task.kernel, self._distances_to_others(prepared, keys, rows), slope=gradient)
-            predicted, leverage, line = self._predict_rows(self._reduce_own(weight, rows), part, keys)
+            predicted, leverage, line = self._predict_rows(self._reduce_own_weight(weight, rows), part, keys)
             loss, loss_slope = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
@@ -237,7 +237,7 @@ class LeaveOneOut(Objective):
             """Return what a block of rows is predicted to be."""
             rows = self.rows[part]
             weight = profile(self.task.kernel, self._distances_to_others(prepared, keys, rows)).weight
-            return self._predict_rows(self._reduce_own(weight, rows), part, keys)[0]
+            return self._predict_rows(self._reduce_own_weight(weight, rows), part, keys)[0]
 
         with one_thread(self.task.keys.device) as threads:
             keys = self._keys_in_bandwidths(log_bandwidth)
@@ -259,7 +259,7 @@ class LeaveOneOut(Objective):
         distance[own, rows] = torch.where(self.task.kept[rows] > 0, distance[own, rows], math.inf)
         return distance
 
-    def _reduce_own(self, weight: Tensor, rows: Tensor) -> Tensor:
+    def _reduce_own_weight(self, weight: Tensor, rows: Tensor) -> Tensor:
         """Reduce the weight of each row's own key to the part that is kept, in place."""
         own = torch.arange(len(rows), device=rows.device)
         weight[own, rows] *= self.task.kept[rows] / self.task.weights[rows]

@@ -71,7 +71,7 @@ class Pool:
     def mean(self, x: Tensor) -> Tensor:
         """Return the prediction, shape (m, e); NaN where a query has no neighbour."""
         if self.degree:
-            return self._at_lines(x)
+            return self._lines_at_queries(x)
         if isinstance(self.kernel, str):
             return self.sums(x, self.values).mean()
         matrix = self.matrix(x)
@@ -149,21 +149,21 @@ class Pool:
         for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
             yield rows, keys.distances(x[rows])
 
-    def _at_lines(self, x: Tensor) -> Tensor:
+    def _lines_at_queries(self, x: Tensor) -> Tensor:
         """Return each query's local line at the query itself."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
         for part in x.split(_QUERIES_AT_ONCE):
             if isinstance(self.kernel, str) and self.keys.shape[1] <= _MOST_FEATURES:
-                predicted, doubtful = self._by_moments(part)
+                predicted, doubtful = self._lines_by_moments(part)
                 again = doubtful.nonzero().squeeze(-1)
                 if len(again):
-                    predicted[again] = self._by_residuals(part[again])
+                    predicted[again] = self._lines_by_residuals(part[again])
             else:
-                predicted = self._by_residuals(part)
+                predicted = self._lines_by_residuals(part)
             found.append(predicted)
         return torch.cat(found)
 
-    def _by_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _lines_by_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return each query's local line at the query from weighted moments, and whether rounding spoils it."""
         # Slopes divide by small variances: moments are summed to more digits than the prediction needs.
         tolerance = self.tolerance * 1e-4
@@ -179,7 +179,7 @@ class Pool:
         doubtful = ~(line.correlation > loss * (error * _TRUSTED_LINE)) & (sums.denominator > 0)
         return line.at_zero.masked_fill(line.mass == 0, math.nan), doubtful
 
-    def _by_residuals(self, x: Tensor) -> Tensor:
+    def _lines_by_residuals(self, x: Tensor) -> Tensor:
         """Return each query's local line at the query from all weights: slower than by moments, and always exact."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
         pool = self._with_distinct_keys

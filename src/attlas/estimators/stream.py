@@ -275,12 +275,12 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
     if suffix == ".npy":
         _write_array(path, chunks)
     elif suffix == ".csv":
-        _write_text(path, names, _of_width(chunks, names))
+        _write_text(path, names, _chunks_of_width(chunks, names))
     else:
-        write_parquet(path, names, _of_width(chunks, names))
+        write_parquet(path, names, _chunks_of_width(chunks, names))
 
 
-def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str]) -> Iterator[NDArray[Any]]:
+def _chunks_of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str]) -> Iterator[NDArray[Any]]:
     """Yield chunks as tables of shape (rows, columns); raise where there is not one name for each column."""
     for chunk in chunks:
         table = chunk.reshape(len(chunk), -1)

@@ -191,7 +191,7 @@ class SummedLeaveOneOut(Objective):
                 value_slopes = (inside.numerator * times.unsqueeze(-1) - sums.numerator).unsqueeze(-1)
             if kernel == "epanechnikov":
                 mass_slopes, value_slopes = 2.0 * mass_slopes, 2.0 * value_slopes
-        return self._with_kept(sums, mass_slopes, value_slopes, part)
+        return self._add_kept_and_divide(sums, mass_slopes, value_slopes, part)
 
     def _sums_of_other_keys(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
         """Return the sums that rows see of all other keys."""
@@ -207,7 +207,7 @@ class SummedLeaveOneOut(Objective):
         last = torch.full_like(rows, len(keys))  # the keys before a row's own, and those after it
         return sum_run(summed, Run(torch.zeros_like(rows), rows)).merge(sum_run(summed, Run(rows + 1, last)))
 
-    def _with_kept(self, sums: Sums, mass_slopes: Tensor, value_slopes: Tensor, part: slice) -> _LeftOut:
+    def _add_kept_and_divide(self, sums: Sums, mass_slopes: Tensor, value_slopes: Tensor, part: slice) -> _LeftOut:
         """Give an observation that stands for several the others back, and divide."""
         rows = self.rows[part]
         kept, values = self.task.kept[rows], self.task.values[rows]

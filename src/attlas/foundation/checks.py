@@ -208,7 +208,7 @@ def check_inputs(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]
     check_tensors(labels)
     q, k = as_plain("q", q), as_plain("k", k)
     rank = max(q.ndim, k.ndim) - 2
-    q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
+    q4, k4 = _with_batch_and_heads(q, rank), _with_batch_and_heads(k, rank)
     batch = _broadcast_batch_axes(q4.shape[:-3], k4.shape[:-3], labels, "k")
     query_heads, key_heads = q4.shape[-3], k4.shape[-3]
     if query_heads == 1:
@@ -259,7 +259,7 @@ def check_values(
     layout = axes.layout
     fits = v.ndim - 2 <= len(axes.shape)
     if fits:
-        v4 = _with_heads(axes.spread(v), len(layout))
+        v4 = _with_batch_and_heads(axes.spread(v), len(layout))
         batch = layout[:-1] if len(layout) >= 2 else (layout or (1,))
         own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])  # its batch axes, 1 for those that it lacks
         fits = all(a == 1 or a == b for a, b in zip(own, batch, strict=True))
@@ -348,7 +348,7 @@ def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
     )
 
 
-def _with_heads(t: Tensor, rank: int) -> Tensor:
+def _with_batch_and_heads(t: Tensor, rank: int) -> Tensor:
     """Return a tensor (..., tokens, size) with at least four axes, (..., batch, heads, tokens, size).
 
     `rank` is the number of leading axes of the matrix: with one or none, there are no heads, and an axis of size 1 is

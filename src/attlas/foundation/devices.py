@@ -229,11 +229,11 @@ def answers_kept(owner: Any) -> AbstractContextManager[None]:
     owner : Problem
         What the questions are about; it keeps the answers.
     """
-    return nullcontext() if owner.device.type == "cpu" or owner.is_symbolic else _answers_kept(owner)
+    return nullcontext() if owner.device.type == "cpu" or owner.is_symbolic else _keep_answers(owner)
 
 
 @contextmanager
-def _answers_kept(owner: Any) -> Iterator[None]:
+def _keep_answers(owner: Any) -> Iterator[None]:
     answers: dict[int, float] = vars(owner).setdefault("answers", {})
     token = _known_answers.set((answers, place) for place in range(1 << 62))
     try:

@@ -552,11 +552,11 @@ def _measures_on_block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:
     block = atlas.details.get("block")
     if not isinstance(block, dict) or entry.kind != "self":
         return None
-    measures = {name: _of_heads(block.get(name), entry.layer, entry.heads) for name in BLOCK_MEASURES}
+    measures = {name: _numbers_of_heads(block.get(name), entry.layer, entry.heads) for name in BLOCK_MEASURES}
     return {name: t for name, t in measures.items() if t is not None} if None not in measures.values() else None
 
 
-def _of_heads(table: object, layer: int, heads: Sequence[int]) -> Tensor | None:
+def _numbers_of_heads(table: object, layer: int, heads: Sequence[int]) -> Tensor | None:
     """Return the numbers of some heads of a layer from a table [layer][head]; None where it has no such numbers."""
     if not isinstance(table, list) or layer >= len(table) or max(heads, default=0) >= len(table[layer]):
         return None

@@ -71,7 +71,11 @@ class HeadScores(Statistic):
     def __init__(self, ids: Tensor) -> None:
         self._fixed = FixedDistance()
         # In the order of `NAMES`.
-        self._statistics: tuple[Statistic, ...] = (*_by_pattern(ids).values(), FavouriteToken(ids), self._fixed)
+        self._statistics: tuple[Statistic, ...] = (
+            *_statistics_by_pattern(ids).values(),
+            FavouriteToken(ids),
+            self._fixed,
+        )
 
     def start(self, problem: Any) -> list[Any]:
         return [s.start(problem) for s in self._statistics]
@@ -153,7 +157,7 @@ def scores(
     if ids is None and separators:
         rule = "separators are found by the tokens of the keys."
         raise ShapeError(rule, "no ids", "scores(A, ids, separators)", separators=repr(separators))
-    statistics = _by_pattern(ids, shift, query_mask)
+    statistics = _statistics_by_pattern(ids, shift, query_mask)
     if ids is not None and separators:
         statistics["separator"] = Separator(ids, separators, query_mask)
     statistics = {name: statistic for name, statistic in statistics.items() if A.weights.has(statistic)}
@@ -162,7 +166,9 @@ def scores(
     return named | {"fixed_distance": fixed.score, "distance": fixed.distance}
 
 
-def _by_pattern(ids: Tensor | None, shift: int | None = None, query_mask: Tensor | None = None) -> dict[str, Statistic]:
+def _statistics_by_pattern(
+    ids: Tensor | None, shift: int | None = None, query_mask: Tensor | None = None
+) -> dict[str, Statistic]:
     """Return the statistic of each pattern; without the tokens of the text, of those that need none."""
     statistics: dict[str, Statistic] = {
         "previous_token": PreviousToken(shift, query_mask),

@@ -123,14 +123,14 @@ def span_table(
     offset = query_offset(shift, first.weights)
     columns = [place_span(name, span, n, "keys") for name, span in spans.items()]
     rows = [_moved_and_clipped(span, -offset, m) for span in columns]
-    table = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in layers])
+    table = torch.stack([_span_weights_of_layer(A, rows, columns).to(first.device) for A in layers])
     counts = torch.tensor([len(span) for span in rows], dtype=table.dtype, device=table.device)
     table = table / torch.where(counts > 0, counts, torch.nan).unsqueeze(-1)
     names = tuple(spans)
     return SpanTable(names, tuple(map(len, rows)), table[..., : len(names)], (1.0 - table[..., -1]).clamp(min=0.0))
 
 
-def _of_layer(A: AttentionMatrix, rows: list[range], columns: list[range]) -> Tensor:
+def _span_weights_of_layer(A: AttentionMatrix, rows: list[range], columns: list[range]) -> Tensor:
     """Return the weight from each span to each span, then to the union of all spans."""
     union: list[range] = []
     for span in sorted(columns, key=lambda s: s.start):

@@ -74,7 +74,9 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
 
         of_heads = next(filter(_hides_in_some_heads, parts), None)
         if isinstance(of_heads, Heads):
-            return _by_heads(problem, values, of_heads, [part for part in parts if part is not of_heads], pool_part)
+            return _pool_by_heads(
+                problem, values, of_heads, [part for part in parts if part is not of_heads], pool_part
+            )
         m = problem.shape[2]
         outside = [part for part in parts if isinstance(part, OutsideRectangle)]
         # Rows between two cuts hide the same keys.
@@ -83,7 +85,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return pool(A, values)
         if len(cuts) > 2:
             spans = [range(first, stop) for first, stop in pairwise(cuts)]
-            return torch.cat([pool_part(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
+            return torch.cat([pool_part(_problem_of_rows(problem, parts, rows), values) for rows in spans], dim=2)
         mask = _all_of([part for part in parts if not isinstance(part, OutsideRectangle)])
         base = replace(problem, mask=mask, versions=problem.versions)
         # One run of rows is left, from row 0 on: the keys that are hidden from row 0 are hidden from all.
@@ -119,7 +121,7 @@ def _hides_in_some_heads(mask: Mask) -> bool:
     return isinstance(mask, Heads) and any(isinstance(part, OutsideRectangle) for part in mask.parts)
 
 
-def _by_heads(
+def _pool_by_heads(
     problem: Problem, values: Tensor, mask: Heads, others: list[Mask], pool_part: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
     """Pool each group of heads that share a mask by `pool_part`, and return the outputs in the order of the heads.
@@ -136,7 +138,7 @@ def _by_heads(
     return torch.cat(outputs, dim=1)[:, torch.tensor(order).argsort().to(values.device)]
 
 
-def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
+def _problem_of_rows(problem: Problem, parts: list[Mask], rows: range) -> Problem:
     """Return the part of a problem with some of its queries; `parts` are the masks that it has, combined with ``&``."""
     m, n = problem.shape[2:]
     moved = [translated_mask(part, rows, range(n), m, n) for part in parts]

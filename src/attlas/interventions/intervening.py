@@ -161,14 +161,14 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
 
     def on_attention(self, call: AttentionCall) -> None:
         # A chosen attention that only offers its weights, to be read, cannot be changed.
-        site = None if in_backward() else self._site_of(call.module, call.number)
-        if site is None or not any(self._is_about(item, site) for item in self._interventions):
+        site = None if in_backward() else self._site_of_module(call.module, call.number)
+        if site is None or not any(self._is_about_site(item, site) for item in self._interventions):
             return
         rule = "an attention that only offers its weights cannot be changed."
         fix = "attlas.attention(q, k, v), or A @ v, without offer(module, A): both are changed by themselves."
         raise RecordingError(rule, type(call.module).__name__, fix, module=site.path, where=self.where)
 
-    def _is_about(self, item: Intervention, site: AttentionSite) -> bool:
+    def _is_about_site(self, item: Intervention, site: AttentionSite) -> bool:
         """Return whether an intervention is about this attention."""
         return item.selection.includes(site, self._attentions)
 
@@ -191,10 +191,10 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         swept = isinstance(change.matrix.weights, SweptWeights)
         if swept and read_matrix(change.matrix, change.matrix.weights.keys).tokens:
             self._attentions.hear_linear(module, counts=True)
-        site = self._site_of(module, change.number)
+        site = self._site_of_module(module, change.number)
         if site is None:
             return change
-        if in_backward() and self._has_reused(site.kind):
+        if in_backward() and self._has_reused_modules(site.kind):
             rule = "a module that is used again in one pass is not known again when it is computed again."
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(rule, "gradient checkpointing", fix, module=site.path)
@@ -204,7 +204,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         # Keys that a `Suppress` hides from a run of rows are left out of the product, which is faster than a mask.
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
-            if self._is_about(item, site):
+            if self._is_about_site(item, site):
                 change = self._with_intervention(number, item, module, site, change, (query, key))
         return change
 
@@ -222,7 +222,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             Returns what the layer was given.
         """
         here = self._passes.running(module) if is_recording(self) else None
-        site = None if here is None else self._site_of(here.module)
+        site = None if here is None else self._site_of_module(here.module)
         return out if site is None else self._changed_output(site, out, read)
 
     def _pool_of_linear(self, site: AttentionSite, pool: Pool) -> Pool:
@@ -232,7 +232,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     def _changed_output(self, site: AttentionSite, out: Tensor, read: Callable[[], LinearCall]) -> Tensor:
         """Return what the heads of a linear attention compute, shape (batch, heads, n, e), as it is changed."""
         for number, item in enumerate(self._interventions):
-            if not self._is_about(item, site):
+            if not self._is_about_site(item, site):
                 continue
             heads = item.selection.heads_of(site, self._attentions, out.shape[1])
             for axis in ("queries", "keys"):

@@ -108,13 +108,13 @@ class _StoredCells(Mask):
     def _drop_computed(self) -> None:
         """Drop what was computed from the tensor, since the user has changed it in place."""
         self._block_rows, self._changes = {}, changes_of(self.tensor)
-        for name in ("_all_blocks", "_allowed_cells"):
+        for name in ("_block_facts", "_allowed_cells"):
             vars(self).pop(name, None)
 
     def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
         """Return which blocks of a row of blocks allow any cell, and which allow all, shape (batch, heads, blocks)."""
         if self.cells.device.type != "cpu":
-            some, every, _ = self._all_blocks
+            some, every, _ = self._block_facts
             return some[:, :, block_row], every[:, :, block_row]
         if block_row not in self._block_rows:
             allowed = self.rule(
@@ -128,7 +128,7 @@ class _StoredCells(Mask):
         return self._block_rows[block_row]
 
     @cached_property
-    def _all_blocks(self) -> tuple[Tensor, Tensor, bool]:
+    def _block_facts(self) -> tuple[Tensor, Tensor, bool]:
         """What a device is asked once, and waited for: which blocks allow any cell, which all; whether 0 is added.
 
         The blocks have the shape (batch, heads, rows of blocks, blocks of columns).
@@ -278,7 +278,7 @@ class AdditiveMask(_StoredCells):
             return False
         own = _without_repeats(self.cells)
         if own.device.type != "cpu":
-            return not own.numel() or self._all_blocks[2]
+            return not own.numel() or self._block_facts[2]
         for rows in cut(own.shape[2], _BLOCK_SIDE):  # some rows at a time: no copy of the whole tensor
             cells = own[:, :, rows.start : rows.stop]
             if not bool(((cells == 0) | ~self.rule(cells)).all()):

@@ -88,7 +88,7 @@ class Placed(Mask):
         tile = original_tile(at, self.rows, self.columns)
         return tile if self.device is None else replace(tile, device=self.device)
 
-    def _all_columns(self, at: Tile) -> Tile:
+    def _tile_of_all_columns(self, at: Tile) -> Tile:
         """Return a tile's rows with all columns, at the positions of the mask's own matrix."""
         return replace(self.original(at), columns=range(len(self.columns)), column_index=None)
 
@@ -102,7 +102,7 @@ class Placed(Mask):
         # Runs of the own matrix, moved by where it begins.
         if self.columns.start > 0 or self.columns.stop < at.n:
             return None  # the mask does not tell where runs go on beyond its own matrix
-        runs = self.inner.allowed_runs(self._all_columns(at))
+        runs = self.inner.allowed_runs(self._tile_of_all_columns(at))
         if runs is None:
             return None
         first, stop = (to_device(t, at.device) + self.columns.start for t in runs)
@@ -113,14 +113,14 @@ class Placed(Mask):
         return None if first is None else first - self.rows.start + self.columns.start
 
     def padding(self, at: Tile) -> Tensor | None:
-        keys = self.inner.padding(self._all_columns(at))
-        return None if keys is None else _in_columns(keys.to(at.device), self.columns.start, at.n)
+        keys = self.inner.padding(self._tile_of_all_columns(at))
+        return None if keys is None else _flags_at_column(keys.to(at.device), self.columns.start, at.n)
 
     def name(self) -> str:
         return f"{self.inner.name()} moved by ({self.rows.start}, {self.columns.start})"
 
 
-def _in_columns(flags: Tensor, column: int, n: int) -> Tensor:
+def _flags_at_column(flags: Tensor, column: int, n: int) -> Tensor:
     """Place flags of keys, shape (batches, keys), at `column` in a row of n keys, which is False elsewhere."""
     out = flags.new_zeros(len(flags), n)
     first, stop = max(column, 0), min(column + flags.shape[-1], n)

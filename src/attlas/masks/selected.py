@@ -116,14 +116,16 @@ class Selected(Mask):
         # Each group of heads is computed once, and repeated for its heads.
         ids, groups = at.head_ids // self.group, self.entries.shape[1]
         if groups == 1:
-            return self._of_groups(at)
+            return self._allowed_of_groups(at)
         if tracing():  # a program that is traced asks for all heads, and their numbers cannot be read
-            return self._of_groups(replace(at, head_ids=torch.arange(groups))).repeat_interleave(self.group, dim=1)
+            return self._allowed_of_groups(replace(at, head_ids=torch.arange(groups))).repeat_interleave(
+                self.group, dim=1
+            )
         own, places = torch.unique_consecutive(ids, return_inverse=True)
-        allowed = self._of_groups(replace(at, head_ids=own))
+        allowed = self._allowed_of_groups(replace(at, head_ids=own))
         return allowed if len(own) == len(ids) else allowed[:, to_device(places, allowed.device)]
 
-    def _of_groups(self, at: Tile) -> Tensor:
+    def _allowed_of_groups(self, at: Tile) -> Tensor:
         """Return the allowed pairs of a tile whose `head_ids` are numbers of groups, one result for each group."""
         rows = self._entries_of_rows(at, at.device)
         if not rows.shape[-1]:

@@ -93,8 +93,8 @@ def divergence(
         matrix.weights.check_unchanged()
     problems = A.problem, B.problem
     if any(problem.is_symbolic for problem in problems):
-        return _of_dense(A, B, kind, mean)
-    if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
+        return _divergence_of_dense(A, B, kind, mean)
+    if not mean and kind in ("kl", "cross_entropy") and (quick := _divergence_by_products(A, B, kind)) is not None:
         return quick
     large = _have_large_lse(A, B)
     rows = _RowDivergence(A, B, kind, mean, large, swapped=False)
@@ -104,14 +104,14 @@ def divergence(
         # divergence in B: to add it changes no number.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
         other = _RowDivergence(A, B, kind, mean, large, swapped=True)
-        (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], _lse_of(B)))
+        (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], _exact_lse(B)))
         beside = B.axes.restore(beside)
         beside = beside.mean(dim=-2, keepdim=True) if mean else beside
         found = found + torch.where(found.detach().isfinite(), beside, 0.0)
     return found.mean(dim=-2) if mean else found
 
 
-def _lse_of(A: AttentionMatrix) -> Tensor:
+def _exact_lse(A: AttentionMatrix) -> Tensor:
     """Return the log-sum-exp of each row in its exact form, without a graph."""
     return A.softmax_weights.lse()
 
@@ -123,7 +123,7 @@ def _have_large_lse(A: AttentionMatrix, B: AttentionMatrix) -> Large:
     """
     if not waits_for(A.device):
         return None
-    largest = torch.stack([high_part(_lse_of(matrix)).abs().amax() for matrix in (A, B)])
+    largest = torch.stack([high_part(_exact_lse(matrix)).abs().amax() for matrix in (A, B)])
     return (largest > LARGE).tolist()
 
 
@@ -153,7 +153,7 @@ def _averages_heads(A: Any, B: Any, distance: Any, heads: Any) -> bool:
     return mean
 
 
-def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tensor | None:
+def _divergence_by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tensor | None:
     """Return the divergence from an output and entropy of A and the log-sum-exp of B; None where these do not tell it.
 
     They do where the logits of B are plain dot products:
@@ -242,7 +242,7 @@ class _RowDivergence(stats.Statistic):
         self.own, self.other = (B, A) if swapped else (A, B)
         self.large = large[::-1] if swapped and large is not None else large
         with torch.no_grad():  # kept for all tiles
-            self.lse = _lse_of(self.own), _lse_of(self.other)
+            self.lse = _exact_lse(self.own), _exact_lse(self.other)
 
     def start(self, problem: Problem) -> Tensor:
         return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
@@ -310,7 +310,7 @@ class _RowDivergence(stats.Statistic):
         return _CellWeights(weights, logs)
 
 
-def _of_dense(A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool) -> Tensor:
+def _divergence_of_dense(A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool) -> Tensor:
     """Return the divergence from whole matrices, for programs of torch that are traced or transformed."""
     of_logits = distance == "squared_logits"
     cells = []

@@ -101,7 +101,7 @@ class _AcceptedArguments(NamedTuple):
     names: frozenset[str]
 
 
-def _arguments_of(f: Callable[..., Any]) -> _AcceptedArguments:
+def _accepted_arguments(f: Callable[..., Any]) -> _AcceptedArguments:
     """Return which arguments a function takes."""
     kinds = [parameter.kind for parameter in inspect.signature(f).parameters.values()]
     any_number = inspect.Parameter.VAR_POSITIONAL in kinds
@@ -116,7 +116,7 @@ def with_arguments(compute: Callable[..., Any]) -> Operation:
 
     It gives NotImplemented for arguments that the function does not take.
     """
-    taken = _arguments_of(compute)
+    taken = _accepted_arguments(compute)
 
     def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `compute` if it takes these arguments."""
@@ -139,7 +139,7 @@ def lazy_method(f: Any = None, *, numpy: tuple[str, ...] = ()) -> Any:
     NotImplemented, the function is computed from the dense tensor.
     """
     if f is None:
-        return lambda method: lazy_method(_of_numpy(method, numpy))
+        return lambda method: lazy_method(_enter_numpy_names(method, numpy))
     name, compute = f.__name__, with_arguments(f)
 
     @wraps(f)
@@ -148,18 +148,18 @@ def lazy_method(f: Any = None, *, numpy: tuple[str, ...] = ()) -> Any:
         found = compute(None, (self, *args), kwargs)
         return self.on_dense(name, *args, **kwargs) if found is NotImplemented else found
 
-    run.without_dense = compute  # type: ignore[attr-defined]  # for `_by_method`
-    operation(name)(_by_method(name))
+    run.without_dense = compute  # type: ignore[attr-defined]  # for `_call_own_method`
+    operation(name)(_call_own_method(name))
     return run
 
 
-def _of_numpy(method: F, names: tuple[str, ...]) -> F:
+def _enter_numpy_names(method: F, names: tuple[str, ...]) -> F:
     """Enter a method under names of numpy, and return it."""
-    OPERATIONS.update({f"numpy.{name}": _by_method(method.__name__) for name in names})
+    OPERATIONS.update({f"numpy.{name}": _call_own_method(method.__name__) for name in names})
     return method
 
 
-def _by_method(name: str) -> Operation:
+def _call_own_method(name: str) -> Operation:
     """Return the operation of the method that a lazy tensor has; NotImplemented for one that has none."""
 
     def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -282,12 +282,12 @@ class LazyTensor:
         if name.endswith("_") or name in _OF_STORED:
             raise _stored_only(self, name)
         if not callable(found):
-            of_form = getattr(self._on_meta(), name)
+            of_form = getattr(self._meta_stand_in(), name)
             return getattr(self.to_dense(), name) if isinstance(of_form, Tensor) else of_form
         asked = public(f"{self.label}.{name}()")
         return asked(lambda *args, **kwargs: _result_of_function(found, name, (self, *args), kwargs))
 
-    def _on_meta(self) -> Tensor:
+    def _meta_stand_in(self) -> Tensor:
         """Return a tensor of the same form without numbers."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
@@ -337,11 +337,11 @@ _TORCH_ARGUMENT_NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 @operation("element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",
            "nelement", "storage_offset", "stride")  # fmt: skip
-def _of_form(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_on_meta(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute what depends on shape and dtype alone, such as `stride`, on a meta tensor of the same form."""
     if not args or not isinstance(args[0], LazyTensor):
         return NotImplemented
-    return getattr(args[0]._on_meta(), function.__name__)(*args[1:], **kwargs)
+    return getattr(args[0]._meta_stand_in(), function.__name__)(*args[1:], **kwargs)
 
 
 _OPERATOR_SIGNS = {"add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",

@@ -193,7 +193,7 @@ class CellSums(_CellFunction):
     def step(self, carry: tuple[Tensor, Tensor, int], part: Part, at: Tile) -> tuple[Tensor, Tensor, int]:
         """Add the cells of a part to the sums, and count how many were added."""
         total, visited, _ = carry
-        into = self._sums_of(at)
+        into = self._place_of_sums(at)
         total[into] += self.cells(part.weights, at).sum(dim=self._summed_axis)
         visited[into] += len(at.columns) if self.over_keys else len(at.rows)
         return carry
@@ -212,7 +212,7 @@ class CellSums(_CellFunction):
         # `finish` adds the cells of skipped tiles, unless they differ along the axis that is summed.
         return not self._varies_along_axis or super().may_skip_tiles(problem)
 
-    def _sums_of(self, at: Tile) -> tuple[slice, slice, slice]:
+    def _place_of_sums(self, at: Tile) -> tuple[slice, slice, slice]:
         """Return where the sums of a tile stand in the result."""
         b, h, rows = at.place
         return b, h, rows if self.over_keys else slice(at.columns.start, at.columns.stop)
@@ -231,7 +231,7 @@ class CellSums(_CellFunction):
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # Each weight has the gradient of the sum that it is in.
         def of_tile(part: Part) -> Tensor:
-            return self.weight_gradient(part, grad[self._sums_of(part.at)].unsqueeze(self._summed_axis))
+            return self.weight_gradient(part, grad[self._place_of_sums(part.at)].unsqueeze(self._summed_axis))
 
         return CellGradient(weights=(of_tile,))
 
@@ -270,7 +270,7 @@ class LeadingSums(_CellFunction):
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         """Add the heads of a part to the sums of their groups; for maxima, keep the larger cells and their heads."""
         cells, place = self.cells(part.weights, at), self._slices_of_tile(at)
-        for b, h, group in self._heads_of(at):
+        for b, h, group in self._groups_of_heads(at):
             into, own = carry[0][group][place], cells[b, h]
             if not self.take_max:
                 into += own
@@ -281,7 +281,7 @@ class LeadingSums(_CellFunction):
             carry[1][group][place].masked_fill_(larger, at.batches[b] * len(self.group[0]) + at.heads[h])
         return carry
 
-    def _heads_of(self, at: Tile) -> list[tuple[int, int, int]]:
+    def _groups_of_heads(self, at: Tile) -> list[tuple[int, int, int]]:
         """Return the batches and heads of a tile, counted within it, and their groups."""
         return [(b, h, self.group[i][j]) for b, i in enumerate(at.batches) for h, j in enumerate(at.heads)]
 
@@ -296,7 +296,7 @@ class LeadingSums(_CellFunction):
             """Return the gradient in the weights of a part; that of a maximum goes to the head that has it."""
             at, place = part.at, self._slices_of_tile(part.at)
             out = part.scratch("heads")
-            for b, h, group in self._heads_of(at):
+            for b, h, group in self._groups_of_heads(at):
                 own = grad[0][group][place]
                 if self.take_max:
                     own = own * (result[1][group][place] == at.batches[b] * problem.shape[1] + at.heads[h])

@@ -85,7 +85,7 @@ def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Any:
     elif A.weights.needs_graph and (name != "amax" and dims & {keys, queries}):
         return _reduction_with_graph(A, name, dims, keepdim)
     if not dims & {keys, queries}:
-        if dims and name != "amax" and _is_large(A, dims):
+        if dims and name != "amax" and _is_large_sum(A, dims):
             return algebra.mean_over(A, dims, keepdim, cells_reduced(A, name, dim) if name == "mean" else 1)
         out = over_leading(A, name, dims)
     else:
@@ -99,7 +99,7 @@ def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Any:
     return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
-def _is_large(A: Matrix, dims: set[int]) -> bool:
+def _is_large_sum(A: Matrix, dims: set[int]) -> bool:
     """Return whether a sum over leading axes is too large to be written out: then it stays lazy."""
     kept = math.prod([size for axis, size in enumerate(A.shape) if axis not in dims])
     return kept * A.dtype.itemsize > graph.DENSE_LIMIT

@@ -425,12 +425,12 @@ def _cell_gradient(
         filled = [torch.zeros_like(t) if g is None else g for g, t in zip(slopes_of_result, tensors, strict=True)]
         found = statistic.gradient(weights.outline, rebuilt(result, list(filled)), result)
         if found is None or not statistic.describes("gradient") or _is_of_logits(found):
-            found = _by_autograd(weights, statistic, filled)
+            found = _gradient_by_autograd(weights, statistic, filled)
         total = total + found
     return total
 
 
-def _by_autograd(weights: SweptWeights, statistic: Statistic, grads: Sequence[Tensor]) -> CellGradient:
+def _gradient_by_autograd(weights: SweptWeights, statistic: Statistic, grads: Sequence[Tensor]) -> CellGradient:
     """Return the gradient of a statistic without a formula, by autograd through its step on the written-out matrix.
 
     Raises

@@ -65,7 +65,7 @@ class MatrixTensor(Tensor):
         given, named = tree_map_only(MatrixTensor, lambda part: part.matrix, (args, dict(kwargs or {})))
         if func in (torch.cat, torch.concat) and len(given[0]) == 1 and isinstance(given[0][0], LazyTensor):
             return args[0][0]
-        if name == "__getitem__" and isinstance(own, MatrixTensor) and _is_whole(args[1]):
+        if name == "__getitem__" and isinstance(own, MatrixTensor) and _is_whole_index(args[1]):
             return own
         if (
             isinstance(own, MatrixTensor)
@@ -100,7 +100,7 @@ def check_list_size(matrix: LazyTensor) -> None:
         raise TooLargeError(rule, f"{count:,} numbers", fix, arguments=given, where=where)
 
 
-def _is_whole(key: Any) -> bool:
+def _is_whole_index(key: Any) -> bool:
     """Whether an index takes everything, as ``t[:, :, :]`` does; a lazy matrix itself is read by that."""
     entries = key if isinstance(key, tuple) else (key,)
     return all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in entries)

@@ -158,11 +158,11 @@ class LogitMatrix(_MatrixView):
 
     def mean(self, dim: int = -1) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
-        return self._of_rows("mean", dim, rows.logit_moments).mean
+        return self._row_reduction("mean", dim, rows.logit_moments).mean
 
     def var(self, dim: int = -1) -> Tensor:
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
-        return self._of_rows("var", dim, rows.logit_moments).variance
+        return self._row_reduction("var", dim, rows.logit_moments).variance
 
     @lazy_method(numpy=("max", "amax"))
     def amax(self, dim: Dim = -1, keepdim: bool = False) -> Tensor:
@@ -182,7 +182,7 @@ class LogitMatrix(_MatrixView):
         """Return the largest log-weight, or with `dim` the largest along an axis and their positions."""
         return max_along(self, dim, keepdim)
 
-    def _of_rows(self, name: str, dim: int, reduce: Callable[[Matrix], R]) -> R:
+    def _row_reduction(self, name: str, dim: int, reduce: Callable[[Matrix], R]) -> R:
         """Return a reduction of the matrix over the keys of each row; raise a ShapeError for another `dim`."""
         if dim not in (-1, len(self.shape) - 1):
             rule, fix = "log-weights are reduced over the keys of a row.", f"A.logits.{name}(-1)"

@@ -284,17 +284,17 @@ class MultiHeadAttention(nn.Module):
         m = q.shape[2]
         parts: list[Mask] = []
         if isinstance(given, Mask):
-            parts.append(_with_appended(given, real, extra))
+            parts.append(_mask_with_appended(given, real, extra))
         elif given is not None:
             of_heads = given.unflatten(0, (-1, self.num_heads)) if given.ndim == 3 else given
-            parts.append(_from_torch(of_heads, extra))
+            parts.append(_mask_from_torch(of_heads, extra))
         elif is_causal:
             # Like torch, the first query with the first key; queries after a cache are the last ones.
-            parts.append(_with_appended(Causal(0 if cache is None else None), real, extra))
+            parts.append(_mask_with_appended(Causal(0 if cache is None else None), real, extra))
         if cache is not None and cache.window is not None and m > 1:
-            parts.append(_with_appended(Window(cache.window - 1, None), real, extra))
+            parts.append(_mask_with_appended(Window(cache.window - 1, None), real, extra))
         if padding is not None:
-            parts.append(_from_torch(padding[:, None, None, :], extra))
+            parts.append(_mask_from_torch(padding[:, None, None, :], extra))
         return reduce(and_, parts) if parts else None
 
     def extra_repr(self) -> str:
@@ -345,7 +345,7 @@ class _WithAppended(Mask):
         return f"{self.tokens.name()} of the first {self.n} keys"
 
 
-def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
+def _mask_with_appended(mask: Mask, real: int, extra: int) -> Mask:
     """Extend a mask of `real` keys by `extra` keys that every query sees."""
     if not extra:
         return mask
@@ -356,7 +356,7 @@ def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
     return _WithAppended(mask, real)
 
 
-def _from_torch(t: Tensor, extra: int) -> Mask:
+def _mask_from_torch(t: Tensor, extra: int) -> Mask:
     """Return a mask tensor of torch as a Mask, with `extra` more keys that every query sees.
 
     In torch's tensor True hides a pair; numbers are added to the logits.

@@ -45,14 +45,14 @@ def accept_in_circuitsvis() -> None:
 
     @functools.wraps(convert)
     def convert_prop_type(prop: Any) -> Any:
-        return _numbers_of(prop) if isinstance(prop, LazyTensor) else convert(prop)
+        return _numbers_as_lists(prop) if isinstance(prop, LazyTensor) else convert(prop)
 
     convert_prop_type.attlas = True  # type: ignore[attr-defined]  # ours
     module.convert_prop_type = convert_prop_type
 
 
 @public("circuitsvis")
-def _numbers_of(matrix: LazyTensor) -> Any:
+def _numbers_as_lists(matrix: LazyTensor) -> Any:
     """Return the numbers of a matrix that circuitsvis can draw, as lists."""
     given = {matrix.label: f"shape {tuple(matrix.shape)}"}
     if matrix.ndim > 3:

@@ -412,7 +412,7 @@ def label(ax: Axes, labels: Sequence[str], columns: Sequence[str] | None = None)
     """
     down, across = _visible_labels(labels), _visible_labels(labels if columns is None else columns)
     families = _fonts_for_text("".join([*down, *across]))
-    down, across = (_in_fonts(texts, families) for texts in (down, across))
+    down, across = (_labels_in_fonts(texts, families) for texts in (down, across))
     size = max(4.0, min(8.0, 260 / max(len(down), len(across), 1)))
     ax.set_xticks(range(len(across)), across, rotation=90, family=families, fontsize=size, parse_math=False)
     ax.set_yticks(range(len(down)), down, family=families, fontsize=size, parse_math=False)
@@ -734,7 +734,7 @@ def _characters_of_font(family: str) -> frozenset[str]:
     return frozenset(map(chr, get_font(findfont(FontProperties(family=family))).get_charmap()))
 
 
-def _in_fonts(labels: Sequence[str], families: Sequence[str]) -> list[str]:
+def _labels_in_fonts(labels: Sequence[str], families: Sequence[str]) -> list[str]:
     """Return labels without characters that no font can draw: matplotlib would warn and draw boxes."""
     known = frozenset().union(*map(_characters_of_font, families))
     return ["".join(c if c in known else "\N{WHITE SQUARE}" for c in label) for label in labels]

@@ -171,13 +171,13 @@ class ModelFollower(Listener):
         for path, matched in self._matched.items():
             site = self._attentions.sites[path]
             for selection, before in zip(self._selections, matched, strict=True):
-                if selection.matching(site, self._attentions) != before and not self._has_reused(site.kind):
+                if selection.matching(site, self._attentions) != before and not self._has_reused_modules(site.kind):
                     raise errors.layer_number_changed(site, self._attentions)
 
     # -------------------------------------------------------------------------------------------- attentions
 
     @public()
-    def _site_of(self, module: nn.Module, number: int = 0) -> AttentionSite | None:
+    def _site_of_module(self, module: nn.Module, number: int = 0) -> AttentionSite | None:
         """Return the attention of a module that runs, with its layer; None for a module of another model.
 
         A module that is used again in one pass counts as another layer, and so does every attention of its kind that
@@ -208,9 +208,9 @@ class ModelFollower(Listener):
 
     def final_layer(self, site: AttentionSite, layer: int) -> int:
         """Return the number of a layer that was `layer` when it ran: attentions that were found later may shift it."""
-        return layer if self._has_reused(site.kind) else self._attentions.sites[site.path].layer
+        return layer if self._has_reused_modules(site.kind) else self._attentions.sites[site.path].layer
 
-    def _has_reused(self, kind: str) -> bool:
+    def _has_reused_modules(self, kind: str) -> bool:
         """Return whether layers of a kind are numbered as they run, because a module was used again in one pass."""
         return any(site.kind == kind for site in self._reused_sites)
 

@@ -59,9 +59,9 @@ class GateRecorder:
     def completed(self, entries: list[Entry]) -> list[Entry]:
         """Return the entries with their gates: those of one attention have read the calls one after the other."""
         calls = {path: list(inputs) for path, inputs in self._inputs.items()}
-        return [self._with_gates(entry, calls.get(entry.name, [])) for entry in entries]
+        return [self._entry_with_gates(entry, calls.get(entry.name, [])) for entry in entries]
 
-    def _with_gates(self, entry: Entry, calls: list[Tensor]) -> Entry:
+    def _entry_with_gates(self, entry: Entry, calls: list[Tensor]) -> Entry:
         """Return an entry with its gates, and take its calls from the list; as it is where they do not fit.
 
         `calls` are inputs of the output projection, (batch, tokens, heads * e); a gate g is that in ``x = g (A @ v)``.

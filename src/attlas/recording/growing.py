@@ -60,8 +60,8 @@ class GrowingTensor:
         used = 0 if self._tail is None else self._size_of_axis(self._tail)
         stop = used + self._size_of_axis(t)
         moves = self._copies is not None and t.device != known.device
-        buffer = self._with_room(known, t, stop, written if moves else None)
-        target = self._slices_of(buffer, used, stop)
+        buffer = self._buffer_with_room(known, t, stop, written if moves else None)
+        target = self._slices_of_tensor(buffer, used, stop)
         if target.shape != t.shape:
             torch.cat([known, t.to(known.device)], dim=self._axis)  # raises torch's error, which names both sizes
         if self._copies is not None and moves:
@@ -69,9 +69,9 @@ class GrowingTensor:
             self._copies.write(target.movedim(self._axis, 0), source)
         else:
             target.copy_(t)
-        self._tail = self._slices_of(buffer, 0, stop)
+        self._tail = self._slices_of_tensor(buffer, 0, stop)
 
-    def _with_room(self, known: Tensor, t: Tensor, size: int, written: int | None) -> Tensor:
+    def _buffer_with_room(self, known: Tensor, t: Tensor, size: int, written: int | None) -> Tensor:
         """Return the buffer with some room, in a dtype that holds the numbers of both tensors.
 
         Where parts come from another device, `written` is the mark after which those in the buffer are complete. The
@@ -92,31 +92,31 @@ class GrowingTensor:
                 if self._tail is not None:
                     self._copies.wait(written)
         if self._tail is not None:
-            self._slices_of(self._buffer, 0, self._size_of_axis(self._tail)).copy_(self._tail)
+            self._slices_of_tensor(self._buffer, 0, self._size_of_axis(self._tail)).copy_(self._tail)
         return self._buffer
 
     def _size_of_axis(self, t: Tensor) -> int:
         """Return the size along the axis that grows."""
         return t.shape[self._axis]
 
-    def _slices_of(self, t: Tensor, start: int, stop: int) -> Tensor:
+    def _slices_of_tensor(self, t: Tensor, start: int, stop: int) -> Tensor:
         """Return some slices of a tensor; itself where they are all."""
         return t if stop - start == self._size_of_axis(t) else t.narrow(self._axis, start, stop - start)
 
     @property
-    def _in_memory(self) -> list[Tensor]:
+    def _parts_in_memory(self) -> list[Tensor]:
         """The parts that are not on disk."""
         return [part for part in (self._first, self._tail) if part is not None]
 
     @property
     def parts(self) -> list[Tensor]:
         """All parts: one for each piece on disk, and at most two in memory."""
-        return [*self._stored, *self._in_memory]
+        return [*self._stored, *self._parts_in_memory]
 
     @property
     def bytes_in_memory(self) -> int:
         """Bytes of the parts that are not on disk."""
-        return sum(part.nbytes for part in self._in_memory)
+        return sum(part.nbytes for part in self._parts_in_memory)
 
     def equals(self, t: Tensor, start: int) -> bool | Tensor:
         """Return whether `t` has the bits of as many slices from `start` on; one comparison for each part.
@@ -129,7 +129,7 @@ class GrowingTensor:
             size = self._size_of_axis(part)
             low, high = max(at, 0), min(at + size, self._size_of_axis(t))
             if low < high:
-                old, new = self._slices_of(part, low - at, high - at), self._slices_of(t, low, high)
+                old, new = self._slices_of_tensor(part, low - at, high - at), self._slices_of_tensor(t, low, high)
                 same = same_bits(old, new.to(old.device))
                 if isinstance(same, Tensor):
                     answers.append(same)
@@ -154,7 +154,7 @@ class GrowingTensor:
         """Replace the parts in memory by what `write` returns of them: one tensor with the same numbers, on disk."""
         if self._copies is not None:
             self._copies.wait(self._marks)
-        self._hold_only(None, *self._stored, write(torch.cat(self._in_memory, dim=self._axis)))
+        self._hold_only(None, *self._stored, write(torch.cat(self._parts_in_memory, dim=self._axis)))
 
     def replace(self, stored: Tensor) -> None:
         """Replace all parts by one tensor on disk with the same numbers."""

@@ -227,14 +227,14 @@ def pooled_in(
     """Pool values as `pooled` does, for an attention that is a part of several modules."""
     places = [_place_of_matrix(module, matrix) for module in modules]
     if has_four_axes(matrix):
-        return _pooled_at(places, matrix, values, pool, first_query, first_key)
+        return _pool_and_tell(places, matrix, values, pool, first_query, first_key)
     axes = matrix.axes
     values = check_values(values, matrix.weights.keys, axes, matrix.weights.shape[1])
-    out, shown = _pooled_at(places, four_axes(matrix), values, pool, first_query, first_key)
+    out, shown = _pool_and_tell(places, four_axes(matrix), values, pool, first_query, first_key)
     return axes.restore(out), shown.with_weights(shown.weights, axes)
 
 
-def _pooled_at(
+def _pool_and_tell(
     places: Sequence[Place],
     matrix: AttentionMatrix,
     values: Tensor,
@@ -249,7 +249,9 @@ def _pooled_at(
     other values is computed, and not told again. Returns the output, and the weights that recordings see.
     """
     change = Change(matrix, pool, lambda A: A)
-    changers: list[Any] = [listener for listener in _current_listeners.get() if _is_a(type(listener), Changer)]
+    changers: list[Any] = [
+        listener for listener in _current_listeners.get() if _is_listener_class(type(listener), Changer)
+    ]
     for place in places:
         change = change._replace(number=place.number, repeated=place.heard)
         for changer in changers:
@@ -292,7 +294,7 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
         with public("A @ v"):
             return matrix.weights.product(v, dropout)
 
-    return _pooled_at([call.place(matrix) for call in calls], own, values, pool)[0]
+    return _pool_and_tell([call.place(matrix) for call in calls], own, values, pool)[0]
 
 
 def four_axes(matrix: AttentionMatrix) -> AttentionMatrix:
@@ -307,7 +309,7 @@ def has_four_axes(matrix: AttentionMatrix) -> bool:
 
 
 @cache
-def _is_a(listener: type, protocol: type) -> bool:
+def _is_listener_class(listener: type, protocol: type) -> bool:
     """Return whether listeners of a class have the methods of a protocol; isinstance() looks for each at every call."""
     return issubclass(listener, protocol)
 
@@ -316,7 +318,7 @@ def _running_calls(module: nn.Module | None = None) -> list[ModuleCall]:
     """Return the running calls of the innermost modules of all followed models, or those of one module; each once."""
     calls: dict[int, ModuleCall] = {}
     for listener in _current_listeners.get():
-        if not _is_a(type(listener), Follower):
+        if not _is_listener_class(type(listener), Follower):
             continue
         call: ModuleCall | None = listener.running(module)  # type: ignore[attr-defined]  # a Follower
         if call is not None:
@@ -349,7 +351,7 @@ def _tell_listeners(call: AttentionCall, *, changers: bool = True) -> None:
     """Call every listener in this thread with an attention; without `changers`, all but interventions."""
     with observers.unheard():
         for listener in _current_listeners.get():
-            if changers or not _is_a(type(listener), Changer):
+            if changers or not _is_listener_class(type(listener), Changer):
                 listener.on_attention(call)
 
 

@@ -76,10 +76,10 @@ def read_matrix(matrix: AttentionMatrix, values: Tensor) -> LinearCall:
         rule = "a linear attention layer must be recorded with all of its tokens."
         shape = tuple(matrix.weights.shape)
         raise ShapeError(rule, f"a window of {n} tokens", "pooled(self, A, v) of the whole matrix", A=f"shape {shape}")
-    return found._replace(tokens=weights.tokens.tensors | of_rows, scale=weights.tokens.scale, matrix=_of_tokens)
+    return found._replace(tokens=weights.tokens.tensors | of_rows, scale=weights.tokens.scale, matrix=_matrix_of_tokens)
 
 
-def _of_tokens(
+def _matrix_of_tokens(
     p: Tensor | None = None, r: Tensor | None = None, factor: Tensor | None = None, **tokens: Any
 ) -> AttentionMatrix:
     """Return the matrix of the tokens that `read_matrix` gives."""
@@ -93,7 +93,7 @@ def _heads_first(t: Tensor) -> Tensor:
     return t.transpose(1, 2)
 
 
-def _is_empty(state: Tensor | None) -> bool:
+def _is_empty_state(state: Tensor | None) -> bool:
     """Return whether no token was written into a state yet."""
     return state is None or not bool(state.any())
 
@@ -113,7 +113,7 @@ def _delta_rule(given: dict[str, Any], result: Any, before: Tensor | None) -> Li
         q, k = _unit_vectors(q), _unit_vectors(k)
     tokens = {"q": q, "k": k, "decay": decay, "write": beta, "erase": beta}
     state = given.get("initial_state")
-    return LinearCall(tokens, float(q.shape[-1]) ** -0.5, v, state, result[1], begins=_is_empty(state))
+    return LinearCall(tokens, float(q.shape[-1]) ** -0.5, v, state, result[1], begins=_is_empty_state(state))
 
 
 def _read_mamba2_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
@@ -123,7 +123,7 @@ def _read_mamba2_scan(given: dict[str, Any], result: Any, before: Tensor | None)
     x, B, C, dt = (_heads_first(t) for t in (given["hidden_states"], given["B"], given["C"], widths))
     state = given.get("initial_states")
     after = result[1] if isinstance(result, tuple) else None
-    return _of_scan(x, B, C, dt, given["A"], given.get("D"), state, after, begins=_is_empty(state))
+    return _call_of_scan(x, B, C, dt, given["A"], given.get("D"), state, after, begins=_is_empty_state(state))
 
 
 def _scan_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
@@ -132,7 +132,9 @@ def _scan_step(given: dict[str, Any], result: Any, before: Tensor | None) -> Lin
     x, B, C, dt = (t.unsqueeze(2) for t in (given["hidden_states"], given["B"], given["C"], widths))
     D = given.get("D")
     D = D if D is None or D.ndim == 1 else D[:, 0]
-    return _of_scan(x, B, C, dt, given["A"][:, 0, 0], D, before, given["state"].clone(), begins=_is_empty(before))
+    return _call_of_scan(
+        x, B, C, dt, given["A"][:, 0, 0], D, before, given["state"].clone(), begins=_is_empty_state(before)
+    )
 
 
 def _step_widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
@@ -142,7 +144,7 @@ def _step_widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
     return functional.softplus(dt) if given.get("dt_softplus") else dt
 
 
-def _of_scan(
+def _call_of_scan(
     x: Tensor,
     B: Tensor,
     C: Tensor,
@@ -197,17 +199,17 @@ def _selective_scan(given: dict[str, Any], result: Any, before: Tensor | None) -
     """Read a call of the scan of Mamba-1: each channel has a decay for each number of its state."""
     x, dt, B, C = given["hidden_states"], given["dt"], given["B"].mT, given["C"].mT  # (batch, channels or size, n)
     after = result[1] if isinstance(result, tuple) else None
-    return _of_channels(x, dt, given["A"], B, C, given.get("D"), "delta", given, None, after)  # it begins anew
+    return _call_of_channels(x, dt, given["A"], B, C, given.get("D"), "delta", given, None, after)  # it begins anew
 
 
 def _selective_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call for one token of Mamba-1, which changes its state in place."""
     x, dt = given["hidden_states"].unsqueeze(-1), given["dt"].unsqueeze(-1)
     B, C = given["B"].unsqueeze(1), given["C"].unsqueeze(1)
-    return _of_channels(x, dt, given["A"], B, C, given.get("D"), "dt", given, before, given["state"].clone())
+    return _call_of_channels(x, dt, given["A"], B, C, given.get("D"), "dt", given, before, given["state"].clone())
 
 
-def _of_channels(
+def _call_of_channels(
     x: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -235,14 +237,14 @@ def _of_channels(
         tokens = {"q": C.unsqueeze(1), "k": B.unsqueeze(1), "decay": decay, "write": widths}
         return tokens if D is None else tokens | {"diagonal": D[channels]}
 
-    return LinearCall({}, 1.0, x.unsqueeze(-1), before, after, _is_empty(before), x.shape[1], choose)
+    return LinearCall({}, 1.0, x.unsqueeze(-1), before, after, _is_empty_state(before), x.shape[1], choose)
 
 
 def _rnn_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of RG-LRU, whose state has one number a channel."""
     x, reset = given["hidden_states"], given["reset"]
     gates = given["recurrent_gate"] * ~reset
-    begins = _is_empty(before) or bool(reset[:, 0].all())
+    begins = _is_empty_state(before) or bool(reset[:, 0].all())
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
         """Return the tokens of some channels, as arguments of `transport`."""

@@ -41,7 +41,7 @@ class LinearHearing(ModelFollower):
         here = self._passes.running()
         if here is None or not is_recording(self):
             return
-        site = self._site_of(here.module)
+        site = self._site_of_module(here.module)
         if site is None:
             return
         number, here.linear_calls = here.linear_calls, here.linear_calls + 1
@@ -67,7 +67,7 @@ class LinearHearing(ModelFollower):
             self._attentions.hear_linear(call.module, counts=self._hears_linear)
             if not self._hears_linear:
                 return
-        site = self._site_of(call.module, call.number)
+        site = self._site_of_module(call.module, call.number)
         if site is None or not self._selection.includes(site, self._attentions):
             return
         if self._gates is not None:

@@ -69,7 +69,7 @@ class LinearRecorder:
             The text, the call with the tokens of chosen channels, and the position of its first token; None where it is
             not recorded.
         """
-        channels = self._channels_of(site, call, number)
+        channels = self._channels_of_call(site, call, number)
         if channels is not None:
             if not channels:
                 return None
@@ -100,7 +100,7 @@ class LinearRecorder:
         sequence = self._sequences.get((path, occurrence, 0))
         return 0 if sequence is None else sequence.number
 
-    def _channels_of(self, site: AttentionSite, call: LinearCall, number: int) -> list[int] | None:
+    def _channels_of_call(self, site: AttentionSite, call: LinearCall, number: int) -> list[int] | None:
         """Return the chosen channels that a call computes; None for a layer with heads in the place of channels."""
         if call.channels is None:
             return None

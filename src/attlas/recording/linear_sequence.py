@@ -131,8 +131,8 @@ class LinearSequence:
             matrix = matrix if len(rows) == self.length else matrix.window(rows)
             results = _linear_statistics(matrix, self.policy.statistics)
         mask = torch.cat(self._query_masks, dim=1)[:, rows.start : rows.stop]
-        values = _of_heads(self._values, heads)
-        norms = _of_heads(self._norms, heads)
+        values = _values_of_heads(self._values, heads)
+        norms = _values_of_heads(self._norms, heads)
         entry = Entry(
             name=site.path,
             layer=site.layer,
@@ -151,7 +151,7 @@ class LinearSequence:
         return entry if self.policy.disk is None else self.policy.disk.add(entry)
 
 
-def _of_heads(parts: Sequence[Tensor], heads: Sequence[int]) -> Tensor | None:
+def _values_of_heads(parts: Sequence[Tensor], heads: Sequence[int]) -> Tensor | None:
     """Return the values of some heads; None where none were kept."""
     if not parts:
         return None

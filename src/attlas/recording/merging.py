@@ -155,7 +155,7 @@ class _MergedSums:
         """Merge the numbers of one step into those before; the arguments are those of `MergedStatistics.add`."""
         self._rows += m
         low = column + self._place_of_key_0  # the place of the first number of this step
-        numbers = self._with_room(result, low, low + result.shape[-1])
+        numbers = self._numbers_with_room(result, low, low + result.shape[-1])
         into = numbers[..., low - self._low : low - self._low + result.shape[-1]]
         into.copy_(self._statistic.merge(into, result))
 
@@ -164,7 +164,7 @@ class _MergedSums:
         """The place of key 0 in the last row: the lowest diagonal begins there."""
         return 1 - self._rows if self._statistic.axis == "diagonals" else 0
 
-    def _with_room(self, result: Tensor, low: int, stop: int) -> Tensor:
+    def _numbers_with_room(self, result: Tensor, low: int, stop: int) -> Tensor:
         """Return the numbers with some places among them."""
         old, first = self._numbers, self._low
         if old is None:

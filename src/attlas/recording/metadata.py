@@ -102,7 +102,7 @@ def text_inputs(
     if decoder:
         ids["encoder"], masks["encoder"] = arguments.get("input_ids"), arguments.get("attention_mask")
     return (
-        {name: t.detach().clone() for name, t in ids.items() if _are_ids(t)},
+        {name: t.detach().clone() for name, t in ids.items() if _are_token_ids(t)},
         {
             name: t.detach().to(torch.bool, copy=True)
             for name, t in masks.items()
@@ -124,7 +124,7 @@ def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(MethodType(function, function))
 
 
-def _are_ids(t: Any) -> TypeGuard[Tensor]:
+def _are_token_ids(t: Any) -> TypeGuard[Tensor]:
     """Return whether an argument is token ids: whole numbers of two axes."""
     return isinstance(t, Tensor) and t.ndim == 2 and not t.is_floating_point() and t.dtype is not torch.bool
 
@@ -164,11 +164,11 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:
     """
     if not (hasattr(tokenizer, "decode") and hasattr(tokenizer, "convert_ids_to_tokens")):
         return {}
-    known = {number: _bytes_of(tokenizer, number) for number in set(ids)}
+    known = {number: _bytes_of_token(tokenizer, number) for number in set(ids)}
     return {str(place): known[number].hex() for place, number in enumerate(ids) if known[number]}
 
 
-def _bytes_of(tokenizer: Any, number: int) -> bytes:
+def _bytes_of_token(tokenizer: Any, number: int) -> bytes:
     """Return the bytes of a token that is no text on its own; nothing for any other."""
     if "\N{REPLACEMENT CHARACTER}" not in str(tokenizer.decode([number])):
         return b""

@@ -531,7 +531,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if isinstance(call.matrix.weights, SweptWeights):
             self._hear_swept(call)
             return
-        site = self._site_of(call.module, call.number)
+        site = self._site_of_module(call.module, call.number)
         positioned = None if site is None else self._call_with_position(site, call)
         if site is None or positioned is None or not self._selection.includes(site, self._attentions):
             return

@@ -269,7 +269,7 @@ class RecordedSequence:
         seeing = [torch.ones(len(matrix), self._computed, dtype=torch.bool, device=matrix.problem.device)]
         for some in rows:
             part = matrix.window(some)
-            part = _without_questions(part) if self.on_device else part
+            part = _without_device_waits(part) if self.on_device else part
             if self.policy.statistics and self.mergeable:
                 self._collect_statistics(part, self.key_stop - self.first_key, 0)
             self._lse.append(self._kept_lse(part.softmax_weights.lse()))
@@ -376,7 +376,7 @@ def _recorded_rows(call: PositionedCall, *, asks: bool) -> AttentionMatrix:
     else:
         call.matrix.weights.check_unchanged()
         part = call.matrix
-    return part if asks else _without_questions(part)
+    return part if asks else _without_device_waits(part)
 
 
 def _over_keys_in_use(part: AttentionMatrix, call: PositionedCall) -> AttentionMatrix:
@@ -389,7 +389,7 @@ def _over_keys_in_use(part: AttentionMatrix, call: PositionedCall) -> AttentionM
     return softmax_matrix(replace(problem, k=problem.k[:, :, :count], mask=mask, versions=()), part.plan)
 
 
-def _without_questions(part: AttentionMatrix) -> AttentionMatrix:
+def _without_device_waits(part: AttentionMatrix) -> AttentionMatrix:
     """Return the same matrix, set up so that a GPU is not waited for.
 
     No logit counts as known to be finite or small.

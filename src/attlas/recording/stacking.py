@@ -34,13 +34,13 @@ def stack_masks(blocks: Sequence[Block], keys: int, tile: Callable[..., Tile] | 
         return None
     if len(blocks) == 1 and blocks[0].columns == whole:
         return blocks[0].mask
-    first, stack = _in_whole(blocks[0], keys), Stacked(blocks)
+    first, stack = _mask_of_whole(blocks[0], keys), Stacked(blocks)
     if first is not None and all(_equals_block_mask(first, block, keys, stack, tile) for block in blocks[1:]):
         return first
     return stack
 
 
-def _in_whole(block: Block, keys: int) -> Mask | None:
+def _mask_of_whole(block: Block, keys: int) -> Mask | None:
     """Return a mask of the whole matrix that equals a block's mask in the block's rows, or None if there is none."""
     row, column, m, n = block.rows.start, block.columns.start, len(block.rows), len(block.columns)
     if block.mask is None:
@@ -69,7 +69,7 @@ def _tile_of_block_rows(rows: range, columns: range, keys: int) -> Tile:
 
 def _equals_block_mask(first: Mask, block: Block, keys: int, stack: Stacked, tile: Callable[..., Tile] | None) -> bool:
     """Return whether a mask equals the mask of a block in the rows of the block."""
-    if same_settings(first, _in_whole(block, keys)):
+    if same_settings(first, _mask_of_whole(block, keys)):
         return True
     if tile is None or len(block.rows) != 1:
         return False

@@ -61,7 +61,7 @@ class RecordedText:
         if self._first_new is not None or not self.is_about(problem.shape):
             return False
         keys = fingerprint(problem.k[:, :, : max(first_query + m - first_key, 0)])
-        self._first_new, self._continued = first_query, self._continued_by(keys, first_query, first_key)
+        self._first_new, self._continued = first_query, self._continued_sequences(keys, first_query, first_key)
         stop = None if self._keys is None else self._first_key + self._keys.shape[1]
         self._keys, self._first_key = keys, first_key
         if self._continued is None or stop != first_query:
@@ -87,7 +87,7 @@ class RecordedText:
             self._first_new, self._keys = first_query, None
             self._continued = torch.arange(batch) if continues else None
 
-    def _continued_by(self, keys: Tensor, first_query: int, first_key: int) -> Tensor | None:
+    def _continued_sequences(self, keys: Tensor, first_query: int, first_key: int) -> Tensor | None:
         """Return the sequence of the pass before whose keys each sequence has; None where one has no such keys.
 
         Keys of a device are compared there, and the answer comes with `_is_known`.
@@ -106,7 +106,7 @@ class RecordedText:
         if equal is True:
             return own
         # Which sequence of the pass before has the same keys, as after a beam search has reordered them.
-        same = _numbers_of(new)[:, None] == _numbers_of(old)
+        same = _hash_of_sequences(new)[:, None] == _hash_of_sequences(old)
         # Two sequences may agree in the last keys and not in those that a sliding cache has dropped.
         found, known = same.int().argmax(1), same.any(1).all() if start == 0 else False
         if not later:
@@ -151,7 +151,7 @@ class RecordedText:
         return torch.cat([self.ids[self._continued, : self._first_new], self._new_ids], dim=1)
 
 
-def _numbers_of(keys: Tensor) -> Tensor:
+def _hash_of_sequences(keys: Tensor) -> Tensor:
     """Return a hash of each sequence of fingerprints, shape (batch,): equal for equal sequences."""
     odd = (2 * torch.arange(keys.shape[1], device=keys.device) + 1) * -7046029254386353131  # 2**64 by the golden ratio
     return ((keys ^ (keys >> 32)) * odd).sum(1)

@@ -43,7 +43,7 @@ def asked_for_weights(layers: list[nn.MultiheadAttention]) -> Iterator[None]:
     before = [(layer, vars(layer).get("forward")) for layer in layers]
     try:
         for layer in layers:
-            vars(layer)["forward"] = _forward_of(layer.forward)
+            vars(layer)["forward"] = _replacement_forward(layer.forward)
         yield
     finally:
         for layer, forward in reversed(before):
@@ -53,7 +53,7 @@ def asked_for_weights(layers: list[nn.MultiheadAttention]) -> Iterator[None]:
                 vars(layer)["forward"] = forward
 
 
-def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
+def _replacement_forward(attend: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward that replaces `attend`, that of a layer: `_layer_output` takes the calls that want weights.
 
     Without weights a layer calls torch's function for attention, where recordings hear it.

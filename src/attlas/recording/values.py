@@ -89,7 +89,7 @@ def output_projection(model: nn.Module, path: str) -> nn.Module | None:
     )
     for owner, names in ((module, _PROJECTIONS_INSIDE), (parent, beside)):
         for name in names:
-            if _weight_of(owner, name) is not None:
+            if _weight_of_linear(owner, name) is not None:
                 return owner.get_submodule(name)
     return None
 
@@ -115,13 +115,13 @@ def _output_projection(model: nn.Module, path: str, width: int) -> Tensor | None
     parent = model.get_submodule(path.rpartition(".")[0])
     for owner, names in ((module, _PROJECTIONS_INSIDE), (parent, _PROJECTIONS_BESIDE)):
         for name in names:
-            weight = _weight_of(owner, name)
+            weight = _weight_of_linear(owner, name)
             if weight is not None and weight.shape[1] == width:
                 return weight
     return None
 
 
-def _weight_of(owner: nn.Module, name: str) -> Tensor | None:
+def _weight_of_linear(owner: nn.Module, name: str) -> Tensor | None:
     """Return the weight of a linear map as (out, in); None where there is none, or it is quantised."""
     try:
         part = owner.get_submodule(name)

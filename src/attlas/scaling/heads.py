@@ -150,12 +150,12 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
             rule = "every layer must be an AttentionMatrix."
             fix = 'load the model with attn_implementation="attlas" and pass output_attentions=True.'
             raise DtypeError(rule, kind(A), fix, arguments={f"attentions[{layer}]": type(A).__name__}, where="heads()")
-        found += _of_layer(where_float64_is(A), layer)
+        found += _numbers_of_layer(where_float64_is(A), layer)
     return Heads(tuple(found))
 
 
 @torch.no_grad()
-def _of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
+def _numbers_of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
     """Return the numbers of each head of a layer, over all its batches, and those predicted for them."""
     batch, count, m, n = A.weights.shape
     shape = (batch, count, m)

@@ -118,16 +118,16 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     batch, heads, m, _ = A.weights.shape
     keys = A.collect(AllowedKeys())[0].reshape(batch, heads, m).double()
     if entropy is not None:
-        factor, reached = _of_entropy(A, entropy, keys)
+        factor, reached = _factor_of_entropy(A, entropy, keys)
         name, wanted = "entropy", entropy
     else:
         name, wanted = "variance", 1.0 if variance is None else variance
-        factor, reached = _of_variance(A, wanted, keys)
+        factor, reached = _factor_of_variance(A, wanted, keys)
     factor, reached = (t.reshape(lead).to(device, A.dtype) for t in (factor, reached))
     return Temperature(name, float(wanted), factor, reached)
 
 
-def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of each matrix that gives its logits the wanted variance, and the variance reached."""
     if not 0.0 < wanted < float("inf"):
         raise _shape_error("the variance must be a finite number above 0.", f"variance = {wanted!r}", "variance=1.0")
@@ -140,7 +140,7 @@ def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tenso
     return factor, found * factor.square()
 
 
-def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of each matrix that gives its rows the wanted mean entropy, and the entropy reached.
 
     Newton's method on the logarithm of the factor, with bisection where a step leaves the known interval.
@@ -158,7 +158,7 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
     low, high = torch.full_like(most, -_WIDEST_LOG_FACTOR), torch.full_like(most, _WIDEST_LOG_FACTOR)
     x = torch.zeros_like(most)
     for _ in range(_MOST_STEPS):
-        reached, slope = _entropy_at(A, x.exp(), keys)
+        reached, slope = _entropy_at_factor(A, x.exp(), keys)
         excess = reached - wanted
         if bool((excess.abs() < _CLOSE_IN_NATS).all()) or bool((high - low < 1e-9).all()):
             break
@@ -172,7 +172,7 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
     return x.exp(), reached
 
 
-def _entropy_at(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+def _entropy_at_factor(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of each head with its own factor, and how fast it falls with ln(factor)."""
     problem = replace(A.problem, score=_ScaledPerHead(A.problem.score, factor))
     matrix = softmax_matrix(problem, A.plan)

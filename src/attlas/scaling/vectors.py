@@ -227,8 +227,8 @@ def study(
     for d in sizes:
         if isinstance(d, bool) or not isinstance(d, int) or d < 1:
             raise _shape_error("sizes must be whole numbers of at least 1.", f"sizes has {d!r}", "sizes=[8, 64, 512]")
-    _at_least("keys", keys, 2, "keys=512")
-    _at_least("queries", queries, 2, "queries=256")
+    _check_at_least("keys", keys, 2, "keys=512")
+    _check_at_least("queries", queries, 2, "queries=256")
     name, sampler = _named_sampler(distribution)
     rows: list[Measured] = []
     for d in sizes:
@@ -313,7 +313,7 @@ def _named_sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     return name, distribution
 
 
-def _at_least(name: str, value: int, least: int, fix: str) -> None:
+def _check_at_least(name: str, value: int, least: int, fix: str) -> None:
     """Raise unless a setting is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _shape_error(f"{name} must be a whole number of at least {least}.", f"{name} = {value!r}", fix)

@@ -382,7 +382,7 @@ class Coverage(Statistic):
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
         self._copies = DeviceCopies()
-        if self.levels and all(_is_share(level) for level in self.levels):
+        if self.levels and all(_is_valid_share(level) for level in self.levels):
             self._left_out = torch.tensor([1.0 - level for level in self.levels], dtype=torch.float64, device="cpu")
             return
         rule = "levels must be numbers above 0 and at most 1."
@@ -421,7 +421,7 @@ class Coverage(Statistic):
         return {"coverage": self.levels}
 
 
-def _is_share(level: object) -> bool:
+def _is_valid_share(level: object) -> bool:
     """Return whether a level is a number above 0 and at most 1."""
     return isinstance(level, int | float) and not isinstance(level, bool) and 0.0 < level <= 1.0
 

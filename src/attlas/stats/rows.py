@@ -267,7 +267,7 @@ class MaxWeight(_LargestOfRow):
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # To the largest weight of the row; shared out where several are equal.
-        return CellGradient(weights=(partial(_at_largest, grad),))
+        return CellGradient(weights=(partial(_gradient_of_maximum, grad),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
@@ -310,7 +310,7 @@ class MaxLogit(_LargestOfRow):
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # To the largest logit of the row; shared out where several are equal.
-        return CellGradient(logits=(lambda part: _at_largest(grad, part).masked_fill_(part.hidden, 0.0),))
+        return CellGradient(logits=(lambda part: _gradient_of_maximum(grad, part).masked_fill_(part.hidden, 0.0),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"max_logit": True}
@@ -463,7 +463,7 @@ class LogitMoments(Statistic):
             if prefix is not None and cells is None and at.columns.start + columns.start == 0:
                 joined = prefix.rows(at, columns.stop)
             else:
-                joined = _rows_of(part, columns, cells)
+                joined = _moments_of_rows(part, columns, cells)
             state = state.join(joined)
         for t, rows_of_tile in zip(rows, state, strict=True):
             t[at.place] = rows_of_tile
@@ -509,13 +509,13 @@ class LogitMoments(Statistic):
         return Moments(results["mean"], results["variance"])
 
 
-def _at_largest(grad: Tensor, part: Part) -> Tensor:
+def _gradient_of_maximum(grad: Tensor, part: Part) -> Tensor:
     """Return the gradient of each row's maximum: all of it at the largest logit, shared out between equal ones."""
     hit = part.shifted == part.largest.unsqueeze(-1)
     return hit * (grad[part.at.place] / hit.sum(dim=-1)).unsqueeze(-1)
 
 
-def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _RowMoments:
+def _moments_of_rows(part: Part, columns: range, cells: Tensor | None) -> _RowMoments:
     """Return the moments of a part's logits over some of its columns, from the tile."""
     x = part.shifted[..., columns.start : columns.stop]
     if not part.problem.has_finite_logits:

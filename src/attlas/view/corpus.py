@@ -209,7 +209,7 @@ class CorpusService:
             "distributions": {
                 name: _binned_distribution(found, config["quantiles"]) for name, found in page.distributions.items()
             },
-            "distance": _by_distance(page.distances),
+            "distance": _weight_by_distance(page.distances),
             "tokens": {side: _token_shares(pairs, side, page.distances) for side, pairs in page.tokens.items()},
             "intervals": None if peaks is None else _equal_share_intervals(peaks, config["n_intervals"]),
             "samples": [_card_of_sample(sample) for sample in samples],
@@ -281,10 +281,10 @@ class CorpusService:
             raise RecordingError("the model must run its attention.", "nothing recorded", "see above", where="view")
         atlas.tokens = list(sample.tokens)
         atlas.model = self._corpora[at].config["model"]["name"]
-        atlas.details["block"] = self._on_block(at)
+        atlas.details["block"] = self._scores_on_block(at)
         return atlas
 
-    def _on_block(self, at: int) -> dict[str, list[list[float]]]:
+    def _scores_on_block(self, at: int) -> dict[str, list[list[float]]]:
         """Return the scores on repeated random tokens by layer and head, so that heads have the same names there."""
         table = self._tables[at]
         found: dict[str, list[list[float]]] = {}
@@ -385,7 +385,7 @@ def _equal_share_intervals(peaks: Mapping[str, Any], count: int) -> list[tuple[f
     return [(float(a), float(b)) for a, b in pairwise(ends)]
 
 
-def _by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def _weight_by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the weight by distance in bins that double: 0, 1, 2 to 3, 4 to 7, and so on."""
     last = max((each["upper"] for each in distances), default=1)
     edges = [0, *(1 << k for k in range(max(1, math.ceil(math.log2(max(last, 2))) + 1)))]

@@ -130,7 +130,7 @@ class Head:
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         # Blocks of rows whose `_lse` is computed.
         self._known = np.full(-(-self.m // _ROWS_AT_ONCE), fill_value=self._softmax is None)
-        self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
+        self.is_uniform = self.heads == 1 or _have_same_keys(self.A)  # whether all heads may see the same keys
 
     @property
     def nbytes(self) -> int:
@@ -328,7 +328,7 @@ class Head:
         wide = slice(columns.start // size, -(-columns.stop // size))
         for part, weights, allowed in self.parts(rows, columns, size, wanted) if len(columns) else ():
             place = slice(part.start - rows.start, part.stop - rows.start)
-            numbers[:, place] = _of_rows(weights, allowed)
+            numbers[:, place] = _measures_of_rows(weights, allowed)
             mass[inside] += weights.sum(axis=0, dtype=np.float64)
             most[inside] = larger(most[inside], _largest_magnitude(weights, 0))
             found = _pooled_in_blocks(
@@ -354,7 +354,7 @@ class Head:
         return range(int(first[seen].min()) // size * size, int(stop[seen].max()))
 
 
-def _of_rows(weights: Array, allowed: Array) -> Array:
+def _measures_of_rows(weights: Array, allowed: Array) -> Array:
     """Return entropy, effective keys and largest weight of rows, NaN where a row sees nothing, shape (3, rows)."""
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     mass = weights.sum(axis=1, dtype=np.float64)
@@ -385,7 +385,7 @@ def _largest_magnitude(weights: Array, axis: int) -> Array:
     return larger(weights.max(axis=axis), weights.min(axis=axis))
 
 
-def _is_uniform(A: AttentionMatrix) -> bool:
+def _have_same_keys(A: AttentionMatrix) -> bool:
     """Return whether all heads may see the same keys, as far as that is known without asking for every cell."""
     runs = A.weights.allowed_runs
     return A.mask is None or (runs is not None and runs[0].shape[1] == 1)

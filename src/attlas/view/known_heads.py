@@ -84,7 +84,7 @@ def heads_of_text(atlas: Atlas, name: str) -> KnownHeads | None:
     measured = [head for entry in entries for head in measure_entry(atlas, entry)]
     if not measured or len(measured) < sum(len(entry.heads) for entry in entries):
         return None
-    return KnownHeads("text", name, _by_place(measured))
+    return KnownHeads("text", name, _scores_by_place(measured))
 
 
 def heads_of_corpus(columns: Mapping[str, list[Any]], name: str) -> KnownHeads:
@@ -150,7 +150,7 @@ def heads_on_block(model: nn.Module, forward: Callable[[Tensor], object]) -> OnB
     details = block_table(entries, period)
     atlas.details["block"] = details
     measured = [head for entry in entries for head in measure_entry(atlas, entry)]
-    return OnBlock(KnownHeads("random", heads=_by_place(measured)), details)
+    return OnBlock(KnownHeads("random", heads=_scores_by_place(measured)), details)
 
 
 def is_of_same_model(atlas: Atlas, details: Mapping[str, Any]) -> bool:
@@ -169,7 +169,7 @@ def is_of_same_model(atlas: Atlas, details: Mapping[str, Any]) -> bool:
     return True
 
 
-def _by_place(heads: Iterable[Head]) -> dict[tuple[int, int], KnownHead]:
+def _scores_by_place(heads: Iterable[Head]) -> dict[tuple[int, int], KnownHead]:
     return {(head.layer, head.head): KnownHead.measured(head) for head in heads}
 
 

@@ -46,7 +46,7 @@ def largest(head: Head, rows: range, columns: range, count: int, known: Pass | N
     product of the window's queries and keys.
     """
     if len(rows) * len(columns) <= _FEW_CELLS:
-        return _of_window(head, rows, columns, count, wanted)
+        return _largest_of_window(head, rows, columns, count, wanted)
     # The `count` largest cells lie in the `count` blocks of largest maximum.
     best = np.zeros((0, 3))  # maximum, row and column of blocks
     for first, maxima, cells in _block_maxima(head, rows, columns, known, wanted):
@@ -64,7 +64,7 @@ def largest(head: Head, rows: range, columns: range, count: int, known: Pass | N
             range(int(y), min(int(y) + _BLOCK_SIDE, rows.stop)),
             range(int(x), min(int(x) + _BLOCK_SIDE, columns.stop)),
         )
-        cells_found += _of_window(head, *part, count, wanted)
+        cells_found += _largest_of_window(head, *part, count, wanted)
     return _sorted_cells(cells_found, count)
 
 
@@ -88,7 +88,7 @@ def _is_whole_blocks(span: range, size: int) -> bool:
     return span.start % _BLOCK_SIDE == 0 and (span.stop % _BLOCK_SIDE == 0 or span.stop == size)
 
 
-def _of_window(head: Head, rows: range, columns: range, count: int, wanted: Wanted) -> list[Cell]:
+def _largest_of_window(head: Head, rows: range, columns: range, count: int, wanted: Wanted) -> list[Cell]:
     """Return the `count` largest cells of a window that are allowed."""
     found: list[Cell] = []
     for part, weights, allowed in head.parts(rows, columns, 1, wanted):

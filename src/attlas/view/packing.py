@@ -177,7 +177,7 @@ class Packer:
         self._entry_of_head(place).need_matrix()
         limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
         levels = levels_that_fit(entry, limit)
-        tiles = [(level, *place) for level in levels for place in _tiles_of(entry, level)]
+        tiles = [(level, *place) for level in levels for place in _tiles_of_level(entry, level)]
         for at, (level, y, x) in enumerate(tiles):
             self.report(self._share[0] + self._share[1] * at / len(tiles))
             answer = self._complete_answer("tile", **question, pool=self.pool, level=level, y=y, x=x)
@@ -313,14 +313,14 @@ def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:
     """
     chosen: list[int] = []
     for level in reversed(range(entry["levels"])):
-        limit -= _TILE_BYTES * len(_tiles_of(entry, level))
+        limit -= _TILE_BYTES * len(_tiles_of_level(entry, level))
         if chosen and limit < 0:
             break
         chosen.append(level)
     return chosen
 
 
-def _tiles_of(entry: Mapping[str, Any], level: int) -> list[tuple[int, int]]:
+def _tiles_of_level(entry: Mapping[str, Any], level: int) -> list[tuple[int, int]]:
     """Return row and column of the tiles of a level; those above the diagonal of a causal matrix are left out.
 
     `entry` has the facts of an entry, as `Shown.info`.

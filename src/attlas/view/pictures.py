@@ -82,7 +82,7 @@ class Pictures:
         if head.m * head.n * head.heads <= _MOST_EXACT_CELLS:
             codes = _exact_codes(head, pool, size, wanted)
         elif known is not None:
-            codes = _from_pass(known, pool, size, head)
+            codes = _codes_from_pass(known, pool, size, head)
         else:
             # Not kept: the next one may be made of a pass.
             return Picture(_sampled_codes(head, pool, size), sampled=True)
@@ -104,7 +104,7 @@ def _exact_codes(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
     return head.codes(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
 
 
-def _from_pass(known: Pass, pool: str, size: int, head: Head) -> Array:
+def _codes_from_pass(known: Pass, pool: str, size: int, head: Head) -> Array:
     """Pool the blocks of a pass; each belongs to the pixel in which it begins."""
     (rows, high), (columns, wide) = (_blocks_of_axis(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
     cells = reduce_blocks(known.arrays["cells"], rows[:-1], columns[:-1], np.add, "i8")

@@ -399,7 +399,7 @@ class Service:
         if name in _PLAIN_TRACKS and not self._source.entries[place.entry].are_shares:
             raise QuestionError(409, f"{name} is defined for weights that are shares of a row")
         if place.variant in WEIGHTED and name in _PLAIN_TRACKS:
-            place, head = self._head_at(place.plain)
+            place, head = self._place_and_head(place.plain)
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
         progress = job.result.progress  # read before the numbers, which may only get more complete
         if job.error and progress < 1:
@@ -435,7 +435,7 @@ class Service:
         shown, allowed = head.cells(*window, wanted)[0], head.allowed(*window)[0]
         plain, weights, is_weighted = head, shown, self._source.norms(place) is not None
         if is_weighted:
-            plain = self._head_at(place.plain)[1]
+            plain = self._place_and_head(place.plain)[1]
             weights = plain.cells(*window, wanted)[0]
         shares, seen = self._source.entries[place.entry].are_shares, allowed.any()
         positive = weights[weights > 0].astype(np.float64)
@@ -500,9 +500,9 @@ class Service:
         mean = params.equals(f"{prefix}head", "mean")
         number: int | Literal["mean"] = "mean" if mean else params.whole(f"{prefix}head", 0, heads)
         variant: Any = params.word("variant", ("plain", "nosink", *WEIGHTED), "plain")
-        return self._head_at(Place(entry, batch, number, variant))
+        return self._place_and_head(Place(entry, batch, number, variant))
 
-    def _head_at(self, place: Place) -> tuple[Place, Head]:
+    def _place_and_head(self, place: Place) -> tuple[Place, Head]:
         """Return a place and its head; raise a QuestionError where its weights were not recorded."""
         head = self._source.head(place)
         if head is not None:

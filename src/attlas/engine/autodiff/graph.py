@@ -143,11 +143,11 @@ class Replay:
         # No closed form of the tokens may stand in for the logits, through which the gradient flows.
         carry = statistic.start(replace(problem, score=_OpaqueScore()))
         for start in range(0, self.index, self._some):
-            self._copies.append(_with_leaves(carry)[0])
+            self._copies.append(_carry_and_leaves(carry)[0])
             carry = self._carries_between_parts(carry, range(start, min(start + self._some, self.index)))[-1]
         self._carries: list[Any] = []
         with torch.enable_grad():
-            live, leaves = _with_leaves(carry)
+            live, leaves = _carry_and_leaves(carry)
             results = [t for t in tensors_in(statistic.finish(live)) if t.is_floating_point()]
         # The gradient in the state after the last part; `__call__` takes it back, part by part.
         self._grads = _vector_jacobian_product(results, tensors_in(grad), leaves)
@@ -159,7 +159,7 @@ class Replay:
         """
         carries = []
         for index in parts:
-            carries.append(_with_leaves(carry)[0])
+            carries.append(_carry_and_leaves(carry)[0])
             for part in tiled.parts(self.problem, self.row_blocks[index], None, self._space):
                 carry = self.statistic.step(carry, part, part.at)
         return [*carries, carry]
@@ -172,7 +172,7 @@ class Replay:
             start = self.index // self._some * self._some
             self._carries = self._carries_between_parts(self._copies.pop(), range(start, self.index + 1))[:-1]
         with torch.enable_grad():
-            live, leaves = _with_leaves(self._carries.pop())
+            live, leaves = _carry_and_leaves(self._carries.pop())
             logits = part.logits.requires_grad_()
             sink = None if part.problem.sink is None else part.problem.sink.detach().requires_grad_()
             problem = replace(part.problem, score=TensorBias(logits), sink=sink)
@@ -184,7 +184,7 @@ class Replay:
         return torch.zeros_like(logits) if found is None else found.masked_fill_(part.hidden, 0.0)
 
 
-def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
+def _carry_and_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
     """Return a copy of a carry that a step may write into, and the leaves of which it is made, for their gradients."""
     leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_in(carry)]
     copies = {id(t): leaf.clone() for t, leaf in zip(tensors_in(carry), leaves, strict=True)}

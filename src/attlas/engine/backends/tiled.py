@@ -161,7 +161,7 @@ class Tiled(Backend):
             # Another kernel rounds large logits in its own way.
             too_imprecise = known is not None and (large or (asks_tiles and online.exceeds(known, online.LARGE)))
             if known is None or (too_imprecise and _lse_is_cheap(problem, tile, form)):
-                known = _lse_of(problem, tile, plan)
+                known = _lse_of_rows(problem, tile, plan)
             logits = _logits_of_cells(problem, tile)
             if form == "weights":
                 out[place] = _weights_in_place(logits, known)
@@ -260,7 +260,7 @@ def _logits_of_cells(problem: Problem, at: Tile) -> Tensor:
     return logits if problem.mask is None else logits.masked_fill_(~problem.mask.allows(at), -math.inf)
 
 
-def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
+def _lse_of_rows(problem: Problem, at: Tile, plan: Plan) -> Tensor:
     """Return the log-sum-exp of a tile's whole rows, from as many columns at a time as the plan's memory allows."""
     rows = replace(at, columns=range(problem.shape[3]), column_index=None)
     width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(rows.shape[:3]), 1), 1)

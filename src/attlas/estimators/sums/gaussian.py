@@ -68,7 +68,7 @@ def gaussian_sums(line: Line) -> Sums:
     task.report(len(rows))
     if bool(smooth.any()):
         _interpolate_boxes(line, boxes, smooth, nodes, sums)
-    return sums if line.own is None else _without_own(line, sums, error)
+    return sums if line.own is None else _without_own_keys(line, sums, error)
 
 
 def window(line: Line, centre: Tensor, radius: Tensor | float, nearest: Tensor, error: float) -> Run:
@@ -210,7 +210,7 @@ def _chebyshev_values(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
     return series[0].index_select(0, at).addcmul_(t.unsqueeze(-1), one).sub_(other)
 
 
-def _without_own(line: Line, sums: Sums, error: float) -> Sums:
+def _without_own_keys(line: Line, sums: Sums, error: float) -> Sums:
     """Return the sums without each query's own key."""
     task, own = line.task, line.own
     if own is None:

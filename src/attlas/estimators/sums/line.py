@@ -110,7 +110,7 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
         block = slice(start, start + _POINTS_AT_ONCE)
         x, first, stop = points[block], run.first[block], run.stop[block]
         # Points far from all of their keys are summed apart, by the differences between keys.
-        far = (first < stop) & _is_far(line, x, near[block])
+        far = (first < stop) & _is_far_from_keys(line, x, near[block])
         busy = (first < stop) & ~far
         low = int(first[busy].min()) if bool(busy.any()) else 0
         high = int(stop[busy].max()) if bool(busy.any()) else 0
@@ -155,7 +155,7 @@ def sums_in_windows(line: Line, run: Run) -> Sums:
     return sum_runs(line.task, (run,) if line.own is None else run.without(*line.own))
 
 
-def _is_far(line: Line, x: Tensor, near: Tensor) -> Tensor:
+def _is_far_from_keys(line: Line, x: Tensor, near: Tensor) -> Tensor:
     """Return where the log-weights of a Gaussian are so large that their differences have lost digits."""
     if line.task.kernel != "gaussian" or not len(line.keys):
         return torch.zeros_like(x, dtype=torch.bool)

@@ -80,7 +80,7 @@ def polynomial_sums(line: Line) -> Sums:
         line.task.report(m // 2)
     scale = torch.where(low < high, 0.0, x.new_full((m,), -torch.inf))
     if line.own is not None:
-        _subtract_own(line, total)
+        _subtract_own_keys(line, total)
     return _with_direct_rows(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
 
 
@@ -135,7 +135,7 @@ def _add_power(
         total[rows] += found.mul_(factor.masked_fill_(~used, 0.0).unsqueeze(-1))
 
 
-def _subtract_own(line: Line, total: Tensor) -> None:
+def _subtract_own_keys(line: Line, total: Tensor) -> None:
     """Take each query's own key off its row, where the kernel is 1."""
     if line.own is None:
         return

@@ -131,7 +131,7 @@ class Sums:
             fix = "call kernel_sums with the same x, number of values and moments."
             raise ShapeError(rule, found, fix, arguments=given, where="Sums.merge()")
         scale = torch.maximum(self.log_scale, other.log_scale)
-        return replace(_map_tensors(torch.add, self._on_scale(scale), other._on_scale(scale)), log_scale=scale)
+        return replace(_map_tensors(torch.add, self._on_log_scale(scale), other._on_log_scale(scale)), log_scale=scale)
 
     def _check_kernel(self, other: Sums) -> None:
         """Raise an error where other sums have another kernel or bandwidth."""
@@ -147,7 +147,7 @@ class Sums:
         """Return the sums of some queries."""
         return _map_tensors(lambda t: t[index], self)
 
-    def _on_scale(self, scale: Tensor) -> Sums:
+    def _on_log_scale(self, scale: Tensor) -> Sums:
         """Return the same sums on another logarithmic scale, which is not below their own."""
         below = torch.where(scale == -torch.inf, torch.zeros_like(scale), self.log_scale - scale)
         factor = below.exp().to(self.denominator.dtype)

@@ -36,8 +36,8 @@ def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
         return out
     blocks = -(-n // _BLOCK_PLACES)
     # One row for each place within a block, so that a step reads and writes consecutive numbers.
-    share = _in_blocks(decay.unsqueeze(-1), blocks).squeeze(-1).contiguous()
-    total = _in_blocks(terms, blocks).contiguous()
+    share = _array_in_blocks(decay.unsqueeze(-1), blocks).squeeze(-1).contiguous()
+    total = _array_in_blocks(terms, blocks).contiguous()
     for i in range(1, _BLOCK_PLACES):
         total[i].addcmul_(share[i].unsqueeze(-1), total[i - 1])
         share[i] *= share[i - 1]
@@ -48,7 +48,7 @@ def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
     return total.transpose(0, 1).reshape(-1, columns)[:n]
 
 
-def _in_blocks(t: Tensor, blocks: int) -> Tensor:
+def _array_in_blocks(t: Tensor, blocks: int) -> Tensor:
     """Return an array as (places within a block, blocks, columns), with zeros after its end."""
     padded = t.new_zeros(blocks * _BLOCK_PLACES, t.shape[-1])
     padded[: len(t)] = t

@@ -30,7 +30,7 @@ def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, ls
     Inside torch.compile it is one operator, which gets the problem as a text and tensors. A problem without a text goes
     to FlexAttention, or to torch's own operations.
     """
-    if _is_plain(problem, dropout) or not _operators_are_traced():
+    if _is_plain_product(problem, dropout) or not _operators_are_traced():
         return definition.product(problem, v, dropout, lse)
     seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
     prepared = _operator_arguments(problem, plan, dropout=seed)
@@ -116,7 +116,7 @@ def _operators_are_traced() -> bool:
     return keeps_operators() or not torch.compiler.is_exporting()
 
 
-def _is_plain(problem: Problem, dropout: Dropout | None) -> bool:
+def _is_plain_product(problem: Problem, dropout: Dropout | None) -> bool:
     """Return whether torch's own function computes a product as it is, without a tensor for the mask."""
     whole = problem.mask is None or is_square_causal(problem)
     if problem.sink is not None or not whole or (dropout is not None and problem.device.type == "cpu"):

@@ -95,10 +95,10 @@ def _check_size(problem: Problem, rows: int | None = None, heads: int | None = N
     found = f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}"
     # The compiler can make no MemoryError; its own error has the texts of this one.
     kind = BackendError if torch.compiler.is_dynamo_compiling() else TooLargeError
-    raise kind(rule, found, _way_out(), arguments=given)
+    raise kind(rule, found, _too_large_fix(), arguments=given)
 
 
-def _way_out() -> str:
+def _too_large_fix() -> str:
     """Return the fix for a matrix that is too large for the program that is being traced."""
     if transforming():
         return "a loop in place of the transform of torch.func; or take parts, A[..., :64, :]."

@@ -189,13 +189,13 @@ def _result_without_numbers(owner: Uncomputed, call: Call) -> Any:
     if name in type(owner).known:
         return type(owner).known[name](owner, call)
     if not call.args or call.args[0] is not owner:
-        return _form_of(owner, call)
+        return _call_by_form(owner, call)
     if name in _VIEW_FUNCTIONS:
         return _view_of(owner, call)
     if name in _COPY_FUNCTIONS:
         return owner if name == "contiguous" else owner.copied()
     if name in _CAST_FUNCTIONS or name in ("to", "type", "type_as"):
-        dtype = _dtype_of(owner, call)
+        dtype = _dtype_of_cast(owner, call)
         return NotImplemented if dtype is None else owner if dtype is owner.dtype else owner.cast(dtype)
     if name in _NEW_TENSOR_METHODS:
         return getattr(torch.empty(0, dtype=owner.dtype, device=owner.device), name)(*call.args[1:], **call.kwargs)
@@ -205,7 +205,7 @@ def _result_without_numbers(owner: Uncomputed, call: Call) -> Any:
     return NotImplemented
 
 
-def _form_of(owner: Uncomputed, call: Call) -> Any:
+def _call_by_form(owner: Uncomputed, call: Call) -> Any:
     """Compute ``t.view_as(lazy)`` and the like, for which only shape and dtype of the lazy tensor count."""
     t, *rest = call.args
     if not isinstance(t, Tensor) or len(rest) != 1 or rest[0] is not owner or call.kwargs:
@@ -242,7 +242,7 @@ def _view_of(owner: Uncomputed, call: Call) -> Any:
     return owner if shape == tuple(owner.shape) else owner.viewed(shape)
 
 
-def _dtype_of(owner: Uncomputed, call: Call) -> torch.dtype | None:
+def _dtype_of_cast(owner: Uncomputed, call: Call) -> torch.dtype | None:
     """Return the dtype of a cast to floating point; None for anything else."""
     rest = call.args[1:]
     if call.name in _CAST_FUNCTIONS:

@@ -146,7 +146,7 @@ class Logits(Uncomputed):
             other = other.to_dense()
         if _is_number(other):
             return self.after(Step("shift", numbers=(float(other) * sign,)))
-        found = _mask_in(other)
+        found = _mask_of_lazy_mask(other)
         if found is not None:
             if (
                 sign == 1.0
@@ -367,7 +367,7 @@ def _bound_as_number(value: Any) -> Any:
     return NotImplemented
 
 
-def _mask_in(t: Any) -> tuple[Mask | None] | None:
+def _mask_of_lazy_mask(t: Any) -> tuple[Mask | None] | None:
     """Return the mask that a lazy mask of transformers holds, in a tuple, as it may be None.
 
     None for any other tensor.

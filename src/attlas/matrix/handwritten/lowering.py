@@ -61,7 +61,7 @@ def matrix_of(state: State, *, as_computed: bool = False) -> AttentionMatrix | N
             return None  # what a mask hides may be seen again
         masks = [step.mask for step in state.steps if step.kind == "hide" and step.mask is not None]
         k = k if k.shape[1] == q.shape[1] else k.expand(-1, q.shape[1], -1, -1)
-        matrix = attend(q, k, score=StepScore.of(state.steps), mask=_all_of(masks))
+        matrix = attend(q, k, score=StepScore.of(state.steps), mask=_conjunction(masks))
         return matrix if as_computed or not _may_swallow(state.steps) else _with_row_maxima_zero(matrix, state.steps)
 
 
@@ -103,7 +103,7 @@ def _keeps_hidden(step: Step) -> bool:
     return step.kind in ("hide", "add", "shift", "cast")
 
 
-def _all_of(masks: list[Mask]) -> Mask | None:
+def _conjunction(masks: list[Mask]) -> Mask | None:
     """Return the mask of what all masks allow; None for no mask."""
     return reduce(lambda a, b: a & b, masks) if masks else None
 
@@ -286,7 +286,7 @@ class Folded:
         for fact in facts:
             if fact.rest is not None:
                 score = score + TensorBias(fact.rest)
-        return score, _all_of(masks)
+        return score, _conjunction(masks)
 
 
 def _mask_and_bias_of(t: Tensor, factor: float) -> _BiasFacts:

@@ -81,18 +81,20 @@ def _sum_of_terms(terms: Sequence[tuple[Any, Term]]) -> Any:
         if matrix.shape == shape and term.shape == first.shape:
             fitted.append(term)
         elif matrix.ndim == 2 and matrix.shape == shape[-2:]:
-            fitted.append(term._replace(weights=_for_heads(term.weights, *first.shape[:2])))
+            fitted.append(term._replace(weights=_repeated_for_heads(term.weights, *first.shape[:2])))
         else:
             return NotImplemented
     return type(_untransposed(base))(Combination(fitted), axes)
 
 
-def _for_heads(weights: Weights, batch: int, heads: int) -> Weights:
+def _repeated_for_heads(weights: Weights, batch: int, heads: int) -> Weights:
     """Return the weights of one matrix without leading axes for each of many batches and heads."""
     if isinstance(weights, DiagonalWeights):
         return weights.expanded(batch, heads)
     if isinstance(weights, Combination):
-        return Combination([term._replace(weights=_for_heads(term.weights, batch, heads)) for term in weights.terms])
+        return Combination(
+            [term._replace(weights=_repeated_for_heads(term.weights, batch, heads)) for term in weights.terms]
+        )
     first = torch.zeros(max(batch, heads), dtype=torch.int64)
     return weights.part(first[:batch], first[:heads])
 
@@ -201,9 +203,9 @@ def chained(A: Any, B: Any) -> Any:
     first, second = (_untransposed(side) for side in (A, B))
     left, right = (term.weights if not term.transposed else Combination([term]) for term in terms if term is not None)
     if A.ndim == 2 < B.ndim:
-        left, first = _for_heads(left, *right.shape[:2]), second
+        left, first = _repeated_for_heads(left, *right.shape[:2]), second
     elif B.ndim == 2 < A.ndim:
-        right = _for_heads(right, *left.shape[:2])
+        right = _repeated_for_heads(right, *left.shape[:2])
     elif A.shape[:-2] != B.shape[:-2] or left.shape[:2] != right.shape[:2]:
         return NotImplemented
     if left.shape[3] != right.shape[2]:

@@ -120,7 +120,7 @@ class Combination(SweptWeights):
     """
 
     def __init__(self, terms: Sequence[Term], whole: WeightGradient | None = None) -> None:
-        self.terms = tuple(own for term in terms for own in _taken_apart(term))
+        self.terms = tuple(own for term in terms for own in _flattened_terms(term))
         first = self.terms[0]
         self.shape = first.shape
         self.dtype = reduce(torch.promote_types, (term.weights.dtype for term in self.terms))
@@ -330,7 +330,7 @@ class Combination(SweptWeights):
         return Combination(terms)
 
 
-def _taken_apart(term: Term) -> list[Term]:
+def _flattened_terms(term: Term) -> list[Term]:
     """Return the terms of a sum in a sum, so that sums do not nest."""
     if not isinstance(term.weights, Combination):
         return [term]

@@ -107,7 +107,7 @@ class StackedWeights(SweptWeights):
 
     # ---------------------------------------------------------------------------------------------------------- verbs
 
-    def _of_each(self, t: Tensor) -> list[Tensor]:
+    def _part_of_each_matrix(self, t: Tensor) -> list[Tensor]:
         """Return the part of a tensor, axes (batch, ...), that belongs to each matrix."""
         return [t[start:stop] for start, stop in pairwise(self._edges)]
 
@@ -123,13 +123,13 @@ class StackedWeights(SweptWeights):
         if dropout is not None:
             rule = "dropout draws by batch and head, and stacked matrices have batches of their own."
             raise BackendError(rule, "stacked matrices", "dropout on the product of each matrix")
-        pairs = zip(self.parts, self._of_each(v), strict=True)
+        pairs = zip(self.parts, self._part_of_each_matrix(v), strict=True)
         out: Tensor = self._concatenated_batches([part.product(own) for part, own in pairs])
         return self.with_product(out, v)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
-        pairs = zip(self.parts, self._of_each(x), strict=True)
+        pairs = zip(self.parts, self._part_of_each_matrix(x), strict=True)
         out: Tensor = self._concatenated_batches([part.transposed_product(own) for part, own in pairs])
         return self.with_product(out, x, transposed=True)
 

@@ -42,7 +42,7 @@ def product(tokens: GatedTokens, v: Tensor, *, transposed: bool = False) -> Tens
     if recorded and not tracing():
         out: Tensor = _GatedProduct.apply(tokens, transposed, v, *tokens.tensors.values())  # type: ignore[no-untyped-call]
         return out
-    return _from_state(tokens, v, _no_state(tokens, v), transposed)[0]
+    return _product_from_state(tokens, v, _no_state(tokens, v), transposed)[0]
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -57,7 +57,7 @@ class _GatedProduct(torch.autograd.Function):
         for span in _runs_of_chunks(tokens, transposed):
             ctx.states.append(state)
             own = v[:, :, span.start : span.stop]
-            out, state = _from_state(tokens.narrow(span.start, span.stop), own, state, transposed)
+            out, state = _product_from_state(tokens.narrow(span.start, span.stop), own, state, transposed)
             found.append(out)
         return torch.cat(found[::-1] if transposed else found, 2)
 
@@ -76,7 +76,7 @@ class _GatedProduct(torch.autograd.Function):
 def _recorded_gradients(tokens: GatedTokens, v: Tensor, slope: Tensor, transposed: bool) -> list[Tensor | None]:
     """Return the gradients in the vectors and in each tensor of the tokens, with a graph of their own."""
     leaves = [v, *tokens.tensors.values()]
-    out = _from_state(tokens, v, _no_state(tokens, v), transposed)[0]
+    out = _product_from_state(tokens, v, _no_state(tokens, v), transposed)[0]
     wanted = [t for t in leaves if t.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, slope, create_graph=True, allow_unused=True))
     return [next(found) if t.requires_grad else None for t in leaves]
@@ -98,7 +98,7 @@ def _product_gradients(
         start = state.detach().requires_grad_()
         with torch.enable_grad():
             gates: dict[str, Any] = {name: t for name, t in own.items() if name != "v"}
-            out, end = _from_state(replace(some, **gates), own["v"], start, transposed)
+            out, end = _product_from_state(replace(some, **gates), own["v"], start, transposed)
         wanted = [own[name] for name in parts]
         slopes = slope[:, :, span.start : span.stop], of_state
         *found, of_state = torch.autograd.grad((out, end), [*wanted, start], slopes, materialize_grads=True)
@@ -124,7 +124,7 @@ def _no_state(tokens: GatedTokens, v: Tensor) -> Tensor:
     return torch.zeros(tokens.batch, tokens.heads, tokens.size, v.shape[-1], dtype=tokens.dtype, device=tokens.device)
 
 
-def _from_state(tokens: GatedTokens, v: Tensor, state: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+def _product_from_state(tokens: GatedTokens, v: Tensor, state: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
     """Return a product that begins with a state, and the state after all tokens.
 
     Each chunk gets the state that the one before it has left; transposed, they come from the last to the first.
@@ -132,12 +132,12 @@ def _from_state(tokens: GatedTokens, v: Tensor, state: Tensor, transposed: bool)
     found = []
     runs = list(tokens.slices())
     for chunks in reversed(runs) if transposed else runs:
-        out, state = _of_chunks(factors(tokens, chunks), tokens.cut(v, chunks), state, transposed)
+        out, state = _product_of_chunks(factors(tokens, chunks), tokens.cut(v, chunks), state, transposed)
         found.append(out.flatten(2, 3))
     return torch.cat(found[::-1] if transposed else found, 2)[:, :, : tokens.n], state
 
 
-def _of_chunks(f: Factors, v: Tensor, state: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+def _product_of_chunks(f: Factors, v: Tensor, state: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
     """Return the product of a run of chunks, shape (batch, heads, chunks, C, e), and the state after it.
 
     Of chunk c, with ``T = diag(total) + turn[0]ᵀ turn[1]``, ``out_c = inner_c v_c + reads_c state_c`` and ``state_{c+1}

@@ -302,10 +302,10 @@ class TransportWeights(SweptWeights):
         spans = [_range_within(self.columns, block.columns) for block in blocks]
         found = tiles.row_tiles(tokens, of_columns, rows, spans, factored=factored)
         for span, tile in zip(spans, found, strict=True):  # factors are those of tiles before the diagonal
-            yield self._with_diagonal(tile, tokens, rows, span) if isinstance(tile, Tensor) else tile
+            yield self._cells_with_diagonal(tile, tokens, rows, span) if isinstance(tile, Tensor) else tile
 
     @staticmethod
-    def _with_diagonal(found: Tensor, tokens: GatedTokens, rows: range, columns: range) -> Tensor:
+    def _cells_with_diagonal(found: Tensor, tokens: GatedTokens, rows: range, columns: range) -> Tensor:
         """Return the cells of some rows and columns with what is added to the diagonal."""
         if tokens.diagonal is None or rows.stop <= columns.start or columns.stop <= rows.start:
             return found

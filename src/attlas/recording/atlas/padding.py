@@ -133,7 +133,7 @@ def real_queries(
     batch, _, m, _ = A.weights.shape
     device = A.device
     given = attention_mask if attention_mask is None else to_device(attention_mask, device)
-    about = False if given is None else _is_about(A, given, first_query, first_key, cross=cross)
+    about = False if given is None else _is_mask_of_matrix(A, given, first_query, first_key, cross=cross)
     told = _token_queries(A.weights) if about is not True and not cross else None
     queries = told
     if given is not None and about is not False:
@@ -148,7 +148,7 @@ def real_queries(
     return None if bool(queries.all()) else queries.clone()
 
 
-def _is_about(
+def _is_mask_of_matrix(
     A: AttentionMatrix, attention_mask: Tensor, first_query: int, first_key: int, *, cross: bool
 ) -> bool | Tensor:
     """Return whether an attention mask has the sizes of a matrix whose last query attends to no key of padding.

@@ -154,7 +154,7 @@ def score_from(spec: Any, take: LoadTensor, user_scores: UserScores = None, dept
     FormatError
         If it describes none.
     """
-    name = _class_of(spec, depth)
+    name = _class_named(spec, depth)
     inner = partial(score_from, take=take, user_scores=user_scores, depth=depth + 1)
     if name == "own":
         return _user_score(spec, take, user_scores, inner)
@@ -171,7 +171,7 @@ def mask_from(spec: Any, take: LoadTensor, depth: int = 0) -> m.Mask:
     FormatError
         If it describes none.
     """
-    name = _class_of(spec, depth)
+    name = _class_named(spec, depth)
     if name not in _MASK_CLASSES:
         raise FormatError(f"an unknown mask, {name[:60]!r}")
     return _MASK_CLASSES[name].from_dict(
@@ -240,7 +240,7 @@ def result_spec(name: str, result: Any, put: StoreTensor) -> Spec:
 
 def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:
     """Return the result of a statistic that plain data describes; an unknown named tuple comes back as a tuple."""
-    name = _class_of(spec, depth)
+    name = _class_named(spec, depth)
     if name == "Tensor":
         return take(_required_value(spec, "t"))
     parts = _required_value(spec, "parts")
@@ -264,7 +264,7 @@ def check_type(value: Any, name: str, kind: type) -> Any:
     raise FormatError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
 
 
-def _class_of(spec: Any, depth: int) -> str:
+def _class_named(spec: Any, depth: int) -> str:
     """Return the class that plain data names; `depth` is the number of scores, masks or results around it."""
     if depth > _MOST_NESTED:
         raise FormatError(f"more than {_MOST_NESTED} parts within parts")

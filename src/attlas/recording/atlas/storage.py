@@ -95,7 +95,7 @@ class Writer:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _clear_leftovers(self.folder)
             self._check_target()
-            return _new_partial(self.folder)
+            return _make_partial_folder(self.folder)
 
     def __enter__(self) -> Self:
         return self
@@ -248,7 +248,7 @@ class Writer:
     def _softmax_as_record(self, weights: SoftmaxWeights) -> Spec:
         """Return the problem of a softmax and its log-sum-exp as plain data."""
         problem = weights.problem
-        find_runs = partial(self._runs_in, problem)
+        find_runs = partial(self._runs_of_mask, problem)
         return {
             "q": self.put("q", problem.q),
             "k": self.put("k", problem.k),
@@ -262,7 +262,7 @@ class Writer:
             "head_ids": problem.head_ids.tolist(),
         }
 
-    def _runs_in(self, problem: Problem, mask: Mask) -> Mask:
+    def _runs_of_mask(self, problem: Problem, mask: Mask) -> Mask:
         """Return the runs of a mask in a matrix, found once for all entries of one size."""
         ids = (problem.batch_ids, problem.head_ids)
         batch, heads = (int(index.max()) + 1 if index.numel() else 0 for index in ids)
@@ -383,7 +383,7 @@ def _check_plain(content: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------- the folder
 
 
-def _new_partial(folder: Path) -> tuple[Path, int]:
+def _make_partial_folder(folder: Path) -> tuple[Path, int]:
     """Make a hidden folder beside the target, and lock it for as long as this process lives."""
     while True:
         partial = folder.with_name(f".{folder.name}.partial-{os.urandom(4).hex()}")
@@ -428,13 +428,13 @@ def _clear_leftovers(folder: Path) -> None:
             os.close(handle)
 
 
-def _scores_in(value: Any) -> list[Score]:
+def _scores_of_weights(value: Any) -> list[Score]:
     """Return the scores that weights use, or the settings (dict or list) that hold weights."""
     if isinstance(value, Weights) and value.softmax is not None:
         return [part for part in value.softmax.problem.score.modules() if isinstance(part, Score)]
     inner = value.to_dict() if isinstance(value, Weights) else value
     settings = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
-    return [score for part in settings for score in _scores_in(part)]
+    return [score for part in settings for score in _scores_of_weights(part)]
 
 
 def _scores_by_class(matrix: AttentionMatrix | None) -> dict[str, Score]:
@@ -446,7 +446,7 @@ def _scores_by_class(matrix: AttentionMatrix | None) -> dict[str, Score]:
         If it has two objects of one class of the user's own, which only their settings could tell apart.
     """
     found: dict[str, Score] = {}
-    for score in [] if matrix is None else _scores_in(matrix.weights):
+    for score in [] if matrix is None else _scores_of_weights(matrix.weights):
         name = type(score).__name__
         if found.setdefault(name, score) is not score and settings_of(score) is None:
             rule = "two scores of one class of your own must have settings to be stored in one matrix."

@@ -69,14 +69,14 @@ def _entries_of_each_text(entries: Iterable[Entry]) -> list[list[Entry]]:
     """Return the entries of each attention whose queries follow each other: the steps of one text."""
     groups: list[list[Entry]] = []
     for entry in entries:
-        if groups and _is_next(groups[-1][-1], entry):
+        if groups and _continues_entry(groups[-1][-1], entry):
             groups[-1].append(entry)
         else:
             groups.append([entry])
     return groups
 
 
-def _is_next(before: Entry, entry: Entry) -> bool:
+def _continues_entry(before: Entry, entry: Entry) -> bool:
     """Return whether an entry goes on where the one before ended."""
     same = ("name", "layer", "kind", "heads")
     if any(getattr(before, name) != getattr(entry, name) for name in same) or before.shape[0] != entry.shape[0]:

@@ -93,7 +93,7 @@ def states_of(mask: Mask, at: Tile) -> Tensor:
         inner = states_of(mask.inner, at)
         return inner.neg().add(FULL)
     if isinstance(mask, Heads) and kind is Heads:
-        return _of_heads(mask, at)
+        return _block_states_of_heads(mask, at)
     batches, heads = varies(mask)
     sizes = len(at.batches) if batches else 1, len(at.heads) if heads else 1
     rows, columns = (-(-size // BLOCK) for size in (at.m, at.n))
@@ -106,7 +106,7 @@ def states_of(mask: Mask, at: Tile) -> Tensor:
     return states
 
 
-def _of_heads(mask: Heads, at: Tile) -> Tensor:
+def _block_states_of_heads(mask: Heads, at: Tile) -> Tensor:
     """Return the states of a mask that differs between heads: each part is asked once.
 
     `places` are the heads of the matrix that a part is for.

@@ -174,7 +174,7 @@ def _translate_documents(mask: documents.Documents, at: Tile, device: torch.devi
 
 def _translate_cells(mask: Any, at: Tile, device: torch.device) -> Pairs:
     """Translate a stored tensor of cells."""
-    read, kind = reader(to_device(_of_both(mask.rule(mask.cells), at), device))
+    read, kind = reader(to_device(_select_batch_and_heads(mask.rule(mask.cells), at), device))
     return Pairs(read, ("cells", kind))
 
 
@@ -219,7 +219,7 @@ def _translate_runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
     total, most = len(mask.starts), int(mask.first.diff(dim=-1).max()) if mask.first.shape[-1] > 1 else 0
     if not total:
         return Pairs(lambda b, h, i, j: j < 0, ("nothing",))
-    read, kind = reader(to_device(_of_both(mask.first, at), device))
+    read, kind = reader(to_device(_select_batch_and_heads(mask.first, at), device))
     starts, stops = to_device(mask.starts, device), to_device(mask.stops, device)
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -236,13 +236,15 @@ def _translate_runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
 
 def _translate_run(mask: runs.RunPerRow, at: Tile, device: torch.device) -> Pairs:
     """Translate one run of keys per query, from `first` up to `stop`."""
-    (first, kind), (stop, of_stop) = (reader(to_device(_of_both(t, at), device)) for t in (mask.first, mask.stop))
+    (first, kind), (stop, of_stop) = (
+        reader(to_device(_select_batch_and_heads(t, at), device)) for t in (mask.first, mask.stop)
+    )
     return Pairs(lambda b, h, i, j: (j >= first(b, h, i)) & (j < stop(b, h, i)), ("run", kind, of_stop))
 
 
 def _translate_bits(mask: runs.Bits, at: Tile, device: torch.device) -> Pairs:
     """Translate a mask that is stored as bits, eight keys in a byte."""
-    read, kind = reader(to_device(_of_both(mask.packed, at), device))
+    read, kind = reader(to_device(_select_batch_and_heads(mask.packed, at), device))
     return Pairs(lambda b, h, i, j: ((read(b, h, i, j // 8).int() >> (j % 8)) & 1) > 0, ("bits", kind))
 
 
@@ -303,7 +305,7 @@ _TRANSLATORS: Mapping[type[Mask], Make] = {
 }
 
 
-def _of_both(t: Tensor, at: Tile) -> Tensor:
+def _select_batch_and_heads(t: Tensor, at: Tile) -> Tensor:
     """Select the batches and heads of a matrix along the first two axes of a tensor; size 1 stands for all."""
     return of_ids(of_ids(t, 0, at.batch_ids), 1, at.head_ids)
 

@@ -94,7 +94,7 @@ def values_of(score: Score, q: Any, k: Any, problem: Problem) -> Values:
     """
     dot = score.as_dot(q, k)
     if dot is not None:
-        return _of_dot(dot, problem)
+        return _translate_dot(dot, problem)
     if type(score) is Sum and score.left.positional != score.right.positional:
         side, part, places = (1, score.right, score.left) if score.left.positional else (0, score.left, score.right)
         return _values_plus_biases(values_of(part, q[side], k[side], problem), places, problem)
@@ -105,7 +105,7 @@ def values_of(score: Score, q: Any, k: Any, problem: Problem) -> Values:
     return values_of(inner, q, k, problem).then(f, (kind, inner.finite))
 
 
-def _of_dot(dot: Dot, problem: Problem) -> Values:
+def _translate_dot(dot: Dot, problem: Problem) -> Values:
     """Translate a dot product: first its soft cap, then its positional bias."""
     found = Values(dot.q, dot.k, float(dot.scale), None, (), dot.row)
     if dot.cap:
@@ -186,7 +186,7 @@ def _bias_of_pair(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
 # ------------------------------------------------------------------------------------- scores made of another one
 
 
-def _by_number(score: Scaled, problem: Problem) -> tuple[OfValue, Kind]:
+def _translate_multiple(score: Scaled, problem: Problem) -> tuple[OfValue, Kind]:
     """Translate a score times a number; -inf stays -inf also where the number is not positive."""
     factor = score.factor
     if score.inner.finite or factor > 0:
@@ -194,7 +194,7 @@ def _by_number(score: Scaled, problem: Problem) -> tuple[OfValue, Kind]:
     return _where_allowed(lambda s, h: s * factor), ("times, allowed",)
 
 
-def _by_tensor(score: ScaledByTensor, problem: Problem) -> tuple[OfValue, Kind]:
+def _translate_head_multiple(score: ScaledByTensor, problem: Problem) -> tuple[OfValue, Kind]:
     """Translate a score times a learned number per head."""
     factors = score.factor.reshape(-1)
     read, kind = reader(to_device(of_ids(factors, 0, problem.head_ids), problem.device, problem.dtype))
@@ -221,7 +221,7 @@ def _where_allowed(f: Callable[[Tensor, Tensor], Tensor]) -> OfValue:
     return change
 
 
-def _by_function(score: ScoreMod, problem: Problem) -> tuple[OfValue, Kind]:
+def _translate_score_mod(score: ScoreMod, problem: Problem) -> tuple[OfValue, Kind]:
     """Translate a ``score_mod`` of the user."""
     f = score.score_mod
     numbers = numbers_of(on_cpu(whole(problem)), problem.device)
@@ -234,8 +234,8 @@ def _by_function(score: ScoreMod, problem: Problem) -> tuple[OfValue, Kind]:
 
 
 _TRANSLATORS: dict[type[Score], Callable[[Any, Problem], tuple[OfValue, Kind]]] = {
-    Scaled: _by_number,
-    ScaledByTensor: _by_tensor,
+    Scaled: _translate_multiple,
+    ScaledByTensor: _translate_head_multiple,
     SoftCap: _translate_soft_cap,
-    ScoreMod: _by_function,
+    ScoreMod: _translate_score_mod,
 }

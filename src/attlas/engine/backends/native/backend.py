@@ -35,7 +35,7 @@ _FAMILY_OF_SCORE: dict[type, type[PairwiseFamily]] = {
 }
 
 
-def _family_of(score: Score) -> type[PairwiseFamily] | None:
+def _family_of_kernels(score: Score) -> type[PairwiseFamily] | None:
     """Return the family of kernels of a score, or of a number times it where that is a score of the same kind."""
     inner, factor = bias.unscaled(score)
     return _FAMILY_OF_SCORE.get(type(inner)) if factor == 1.0 or type(inner) is Additive else None
@@ -99,13 +99,13 @@ class FusedKernels(Backend):
             found = dot.backward(problem, request.product, right, known, left, delta, places=places)
             result = None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
         else:
-            result = self._with_terms(request, known, gradient, places)
+            result = self._gradients_with_terms(request, known, gradient, places)
         if result is None or places is None:
             return result
         of_score = places.of(parameters)
         return None if of_score is None else result._replace(parameters=of_score)
 
-    def _with_terms(
+    def _gradients_with_terms(
         self, request: Request, lse: Tensor, gradient: CellGradient, places: bias.PlaceGradients | None
     ) -> Gradients | None:
         """Return the gradients of a loss of statistics, and of the output if it is in the loss too.
@@ -138,7 +138,7 @@ class FusedKernels(Backend):
         product, problem = request.dot, request.problem
         if lse is not None:  # numbers of rows are found without that of torch's kernel in little more time
             leaves = v is None and not (problem.partial or wanted.keys() & NEEDS_LSE)
-            leaves = leaves and (not is_exact(lse) or _is_rounded(lse))
+            leaves = leaves and (not is_exact(lse) or _is_lse_rounded(lse))
             lse = None if leaves else lse if lse.dtype is torch.float64 else exact(lse)
         return None if product is None else dot.read(problem, product, wanted, v, lse)
 
@@ -154,7 +154,7 @@ class PairwiseKernels(Backend):
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         # The reason why no kernel of single pairs computes this request; None where one does.
         problem = bias.without_places(request.problem)
-        family = _family_of(problem.score)
+        family = _family_of_kernels(problem.score)
         if family is None:
             return "the score is no kernel of a distance"
         if problem is not request.problem:
@@ -176,7 +176,7 @@ class PairwiseKernels(Backend):
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
         problem = bias.without_places(request.problem)
-        kind = _family_of(problem.score)
+        kind = _family_of_kernels(problem.score)
         family = None if kind is None else kind(problem, q, k)
         return family if family is not None and all_finite(family.parameters()) else None
 
@@ -229,7 +229,7 @@ class PairwiseKernels(Backend):
         return found | {"lse": lse}
 
 
-def _is_rounded(lse: Tensor) -> bool:
+def _is_lse_rounded(lse: Tensor) -> bool:
     """Return whether a log-sum-exp has no more digits than a float32, as that of torch's kernel."""
     return torch.equal(lse, lse.float().to(lse.dtype))
 

@@ -177,7 +177,7 @@ class PlaceGradients:
         sizes = {"distance": (batch, heads, m + n - 1), "query": (batch, heads, m), "key": (batch, heads, n)}
         self._sums = {
             name: torch.zeros(sizes.get(name, t.shape), dtype=torch.float64 if name in sizes else problem.dtype)
-            for name, t in ((_form_of(name, t), t) for name, t in self._terms.items())
+            for name, t in ((_form_of_bias_gradient(name, t), t) for name, t in self._terms.items())
         }
 
     def fields(self, kernels: library.Kernels, rows: slice) -> Any:
@@ -199,7 +199,7 @@ class PlaceGradients:
         """
         grads, own_code = [], self._problem.runs_own_code
         for name, t in self._terms.items():
-            form = _form_of(name, t)
+            form = _form_of_bias_gradient(name, t)
             found = self._sums[form]
             if name == "cell":
                 found = found.unsqueeze({"query": -1, "key": -2}[form]) if form != name else found
@@ -213,7 +213,7 @@ class PlaceGradients:
         return None if own_code and any(grad is None for grad in result) else list(result)
 
 
-def _form_of(name: str, t: Tensor) -> str:
+def _form_of_bias_gradient(name: str, t: Tensor) -> str:
     """Return which sum gives the gradient of a term.
 
     Its own; for a `cell` tensor that repeats its numbers along one axis, that of queries or of keys.

@@ -154,7 +154,7 @@ class PairwiseFamily(ABC):
         if found is None or ("out" in found and not all_finite(found["out"])):  # tiled sums values that overflow
             return None
         if self.problem.sink is not None:
-            found = _with_sink(found, self.problem.sink)
+            found = _rescaled_with_sink(found, self.problem.sink)
         if "entropy" in found:
             found["entropy"] = found["entropy"].clamp(min=0.0)  # rounding must not take it below 0
         return found
@@ -197,7 +197,7 @@ class PairwiseFamily(ABC):
         return total
 
 
-def _with_sink(found: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
+def _rescaled_with_sink(found: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
     """Return results that were found without the sink, rescaled so that they count its weight."""
     dtype = found["lse"].dtype
     lse, share, _ = merge(found["lse"], sink.detach().to(dtype).view(1, -1, 1))

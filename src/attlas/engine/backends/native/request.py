@@ -87,7 +87,7 @@ def row_blocks(problem: Problem) -> Iterable[RowBlock]:
     if problem.mask is None:
         return [RowBlock(range(m), {}, ())]
     if problem.allowed_runs is not None:
-        return [RowBlock(range(m), *_of_runs(*problem.allowed_runs))]
+        return [RowBlock(range(m), *_fields_of_runs(*problem.allowed_runs))]
     return _blocks_of_cells(problem, problem.mask)
 
 
@@ -106,7 +106,7 @@ def _mask_fields(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ..
     The mask is asked for cells only in segments of keys of which it allows some.
     """
     cells = allowed_cells(at, mask, ColumnBlock(at.columns, tuple(segments_of(at, mask))))
-    return ({}, ()) if cells is None else _of_cells(cells, len(at.rows), len(at.columns))
+    return ({}, ()) if cells is None else _fields_of_cells(cells, len(at.rows), len(at.columns))
 
 
 def _put_rows(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> None:
@@ -155,7 +155,7 @@ def _mask_and_result_fields(
     return fields, buffers
 
 
-def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+def _fields_of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the fields for a mask of one run of keys per row, and the tensors that they point to.
 
     Parameters
@@ -168,7 +168,7 @@ def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor,
     return fields | _stride_fields("span", low), (low, high)
 
 
-def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+def _fields_of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the fields for a mask of one byte per cell, and the tensor that they point to.
 
     Parameters

@@ -80,7 +80,7 @@ class Triton(Backend):
         # `s.k` is the number of largest weights of each row that a statistic wants.
         few = [s for s in statistics if s.k <= MOST_LARGEST]
         found = super().statistics(request, few, lse) if few else None
-        return None if found is None else (_in_place(found[0], statistics), found[1])
+        return None if found is None else (_results_in_order(found[0], statistics), found[1])
 
     def output_and_statistics(
         self, request: Request, v: Tensor, statistics: Sequence[Statistic]
@@ -88,7 +88,7 @@ class Triton(Backend):
         # As in `statistics`: those of too many largest weights are MISSING.
         few = [s for s in statistics if s.k <= MOST_LARGEST]
         found = super().output_and_statistics(request, v, few) if few else None
-        return None if found is None else (*found[:2], _in_place(found[2], statistics))
+        return None if found is None else (*found[:2], _results_in_order(found[2], statistics))
 
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
@@ -178,7 +178,7 @@ def _why_unsupported(request: Request) -> str | None:
     return unsupported(request)
 
 
-def _in_place(results: Sequence[Any], statistics: Sequence[Statistic]) -> list[Any]:
+def _results_in_order(results: Sequence[Any], statistics: Sequence[Statistic]) -> list[Any]:
     """Return the results in the order of `statistics`, MISSING for those of too many largest weights."""
     given = iter(results)
     return [next(given) if s.k <= MOST_LARGEST else outputs.MISSING for s in statistics]

@@ -152,14 +152,14 @@ def _join_splits(
     whole = (*of.shape[:3],)
     peak, total = peak.double(), total.double()
     highest = peak.amax(0)
-    top = highest if of.sink is None else torch.maximum(highest, _of_heads(of, of.sink).flatten(0, 1))
+    top = highest if of.sink is None else torch.maximum(highest, _head_numbers_per_row(of, of.sink).flatten(0, 1))
     shift = top.masked_fill(top == -math.inf, 0.0)
     down = peak - shift  # -inf where a program saw no key
     factor = torch.exp2(down)
     seen = (total * factor).sum(0)
     every = seen
     if of.sink is not None:
-        every = seen + torch.exp2(_of_heads(of, of.sink).flatten(0, 1) - shift)
+        every = seen + torch.exp2(_head_numbers_per_row(of, of.sink).flatten(0, 1) - shift)
     nothing = every == 0
     safe = every.masked_fill(nothing, 1.0)
     lse2 = torch.where(nothing, -math.inf, shift + torch.log2(safe))
@@ -186,15 +186,15 @@ def _join_splits(
             shares = (total * factor / safe).unsqueeze(-1).float()
             found["out"] = (out * shares).sum(0).view(*whole, -1)
     floor = None if floor is None else floor.amax(0)
-    return Online((lse2 * LN2).view(whole), _with_row(of, found), floor)
+    return Online((lse2 * LN2).view(whole), _plus_row_constant(of, found), floor)
 
 
-def _of_heads(of: Operands, t: Tensor) -> Tensor:
+def _head_numbers_per_row(of: Operands, t: Tensor) -> Tensor:
     """Repeat one number per head for each row, shape (batch, heads, m)."""
     return t.view(1, -1, 1).expand(of.shape[:3])
 
 
-def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _plus_row_constant(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Add the constant of each row, which the kernels do not see, to the results that are logits."""
     for name in ("max_logit", "mean"):
         if of.row is not None and name in found:
@@ -277,7 +277,7 @@ def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budg
         if second is None:
             return None
         results |= second.results
-    return Weighed(_with_row(of, results), floor)
+    return Weighed(_plus_row_constant(of, results), floor)
 
 
 def _weights_in_budget(
@@ -328,10 +328,14 @@ def _weights_in_budget(
                 **into,
             }
             _launch_kernel("weights", (strips * some, splits), shape, own.arguments() | rest)
-            scratch = into if not number else {kind: _of_both(kind, t, scratch[kind]) for kind, t in into.items()}
+            scratch = (
+                into
+                if not number
+                else {kind: _merged_sums_or_maxima(kind, t, scratch[kind]) for kind, t in into.items()}
+            )
         for name, parts in columns.items():
             kind = next(k for k, names in _OF_COLUMNS.items() if name in names)
-            parts.append(_of_strips(name, scratch.get(kind), picture, edges))
+            parts.append(_joined_strips(name, scratch.get(kind), picture, edges))
     results = {name: t.sum(0).view(batch, heads, m) for name, t in found.items() if t is not None}
     if largest is not None:
         results["max_logit"] = largest.amax(0).view(batch, heads, m)
@@ -341,7 +345,7 @@ def _weights_in_budget(
     return Weighed(results, None if floor is None else floor.amax(0))
 
 
-def _of_both(kind: str, t: Tensor, before: Tensor) -> Tensor:
+def _merged_sums_or_maxima(kind: str, t: Tensor, before: Tensor) -> Tensor:
     """Return sums or maxima over two runs of keys."""
     return torch.maximum(t, before) if kind == "MAXIMA" else t + before
 
@@ -357,7 +361,7 @@ def _edges_of_strips(edges: Sequence[int], rows: int) -> list[int]:
     return [start for a, b in pairwise(edges) for start in range(a, b, rows)] + [edges[-1]]
 
 
-def _of_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Sequence[int]) -> Tensor:
+def _joined_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Sequence[int]) -> Tensor:
     """Join the sums or maxima of all strips of rows into one result.
 
     Per column, per diagonal, or per block of a picture.

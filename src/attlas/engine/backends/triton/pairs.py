@@ -96,7 +96,7 @@ def additive(q: Tensor, k: Tensor, weights: Tensor) -> Pairs:
 
 def distance(kind: int, q: Tensor, k: Tensor, scale: Tensor) -> Pairs:
     """Return what the kernels read of a kernel of a distance with a scale of each coordinate, shape (d,)."""
-    by_unit = [_by_unit(t.detach().float()) for t in (q, k)]
+    by_unit = [_units_first(t.detach().float()) for t in (q, k)]
     return Pairs(kind, len(scale), by_unit[0], by_unit[1], scale.detach().contiguous())
 
 
@@ -111,10 +111,10 @@ def _scaled_hidden_units(t: Tensor) -> Tensor:
     """Return hidden units in units of ``log(2) / 2``, their exponentials, and the largest of each token."""
     t = t.detach().float()
     t = functional.pad(t, (0, -t.shape[-1] % _UNITS_PER_RECIPROCAL))
-    return _by_unit(torch.cat([t * (2.0 * _LOG2_OF_E), torch.exp(2.0 * t), t.abs().amax(-1, keepdim=True)], dim=-1))
+    return _units_first(torch.cat([t * (2.0 * _LOG2_OF_E), torch.exp(2.0 * t), t.abs().amax(-1, keepdim=True)], dim=-1))
 
 
-def _by_unit(t: Tensor) -> Tensor:
+def _units_first(t: Tensor) -> Tensor:
     """Return numbers of tokens unit by unit, with zeros for some more tokens."""
     room = ROOM + -(t.shape[-2] + ROOM) % 16
     return functional.pad(t.mT, (0, room)).contiguous()

@@ -50,10 +50,10 @@ def _runs_of_mask(problem: Problem) -> list[Run] | None:
     if found is None or len(found) > MOST:
         return None
     clipped = [tuple(t.clamp(0, at.n) for t in torch.broadcast_tensors(*run)) for run in found]
-    return [(_of_rows(first, at), _of_rows(torch.maximum(first, stop), at)) for first, stop in clipped]
+    return [(_run_of_rows(first, at), _run_of_rows(torch.maximum(first, stop), at)) for first, stop in clipped]
 
 
-def _of_rows(t: Tensor, at: Tile) -> Tensor:
+def _run_of_rows(t: Tensor, at: Tile) -> Tensor:
     return t.expand((1,) * (3 - t.ndim) + t.shape[:-1] + (at.m,))
 
 

@@ -170,7 +170,7 @@ def _grids_of_inputs(
             replace(image, text=tuple(replace(tile, sequence=beams * tile.sequence) for tile in image.text))
             for image in found.images
         ]
-        return replace(found, images=tuple(images), tower=_path_of(model, vision))
+        return replace(found, images=tuple(images), tower=_path_of_configured(model, vision))
     raise errors[0]
 
 
@@ -222,7 +222,7 @@ def _prefix_tokens(config: Any) -> int:
     return count if isinstance(count, int) else int(count(config))
 
 
-def _path_of(model: nn.Module, config: Any) -> str | None:
+def _path_of_configured(model: nn.Module, config: Any) -> str | None:
     """Return the path of the outermost module that has a configuration, or one of its type; None if there is none."""
     kind = getattr(config, "model_type", None)
     for path, module in model.named_modules():
@@ -239,7 +239,7 @@ def _grids_of_encoder(model: nn.Module, config: Any, inputs: ImageInputs) -> Ima
     (rows, columns), prefix = _patch_rows_and_columns(inputs.pixels[-2:], config), _prefix_tokens(config)
     tile = Tile(rows, columns, start=prefix, call=inputs.run)
     images = tuple(ImageGrid(tower=(replace(tile, sequence=number),)) for number in range(inputs.pixels[0]))
-    return ImageGrids(images, tower=_path_of(model, config), prefix=prefix)
+    return ImageGrids(images, tower=_path_of_configured(model, config), prefix=prefix)
 
 
 def _patch_rows_and_columns(pixels: tuple[int, ...], config: Any) -> tuple[int, int]:

@@ -188,13 +188,13 @@ def image_map(
         raise ShapeError('relative must be "ratio" or "difference".', f"relative = {relative!r}", 'relative="ratio"')
     grids = grids_of(atlas.details)
     if grid is not None or tokens is not None:
-        places = [_by_hand(entry, query, grid, tokens, sequence)]
+        places = [_place_given_by_user(entry, query, grid, tokens, sequence)]
     else:
         tiles = _tiles_of_image(atlas, entry, grids, image)
         in_tower = grids.in_tower(entry.name)
         places = (_places_of_tower if in_tower else _places_of_text)(atlas, entry, grids, tiles, query)
     heads = range(len(entry.heads)) if head is None else [_head_index(entry, head)]
-    found = _map_of(places, heads, _sink_threshold(without_sinks))
+    found = _map_of_tiles(places, heads, _sink_threshold(without_sinks))
     pictures = atlas.images
     if grid is None and tokens is None and image < len(pictures):
         found = replace(found, picture=pictures[image])
@@ -263,7 +263,7 @@ def _unknown_tokens_error(entry: Entry, why: str) -> RecordingError:
     return RecordingError(rule, why, fix, entry=f"{entry.path} ({entry.name})")
 
 
-def _by_hand(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) -> _TilePlace:
+def _place_given_by_user(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) -> _TilePlace:
     """Return the place of an image whose grid and tokens the user gives."""
     fix = "grid=(24, 24), tokens=(5, 581)"
     if grid is None or tokens is None:
@@ -447,7 +447,7 @@ def _rows_of_positions(entry: Entry, sequence: int, positions: Tensor) -> Tensor
 # ---------------------------------------------------------------------------------------------------- weights
 
 
-def _map_of(places: Sequence[_TilePlace], heads: Sequence[int], threshold: float | None) -> ImageMap:
+def _map_of_tiles(places: Sequence[_TilePlace], heads: Sequence[int], threshold: float | None) -> ImageMap:
     """Return the map of some tiles: means over the queries and heads, read row by row."""
     read: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
     for place in places:
