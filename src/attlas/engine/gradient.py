@@ -89,12 +89,10 @@ class CellGradient:
         # `right` may have fewer heads than `left`: to be put side by side, both need as many.
         if a.right is not None and b.right is not None and a.right.shape[1] != b.right.shape[1] and a.left is not None:
             a, b = (replace(x, right=spread_heads(x.right, a.left.shape[1])) for x in (a, b) if x.right is not None)
-        return CellGradient(
-            **{f.name: _sum_of_terms(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)}
-        )
+        return CellGradient(**{f.name: _term_of_sum(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)})
 
 
-def _sum_of_terms(name: str, a: Any, b: Any) -> Any:
+def _term_of_sum(name: str, a: Any, b: Any) -> Any:
     """Return one term of the sum of two gradients; None counts as 0."""
     if a is None or b is None:
         return None if name == "rows" else b if a is None else a  # None in `rows` means that all may count

@@ -140,13 +140,9 @@ class Part:
     def shifted(self) -> Tensor:
         """Logits minus `shift`, a very low finite number where a key is masked, shape (B, H, r, c)."""
         if self.row_lse is None:  # the part has whole rows
-            return (
-                self._masked_logits
-                if self.problem.has_small_logits
-                else self._masked_logits.sub_(self.shift.unsqueeze(-1))
-            )
+            return self._logits if self.problem.has_small_logits else self._logits.sub_(self.shift.unsqueeze(-1))
         shift = self.shift  # computed first, since that may use the buffer of the logits
-        return self._masked_logits.sub_(shift.unsqueeze(-1))
+        return self._logits.sub_(shift.unsqueeze(-1))
 
     @cached_property
     def shift(self) -> Tensor:
@@ -157,9 +153,7 @@ class Part:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         # Weights do not depend on it, and so neither do gradients.
         top = self._row_max.detach().masked_fill(self._row_max <= lowest(self._row_max.dtype) / 2, -math.inf)
-        return finite_shift(
-            top if self._sink_in_sum_dtype is None else torch.maximum(top, self._sink_in_sum_dtype.detach())
-        )
+        return finite_shift(top if self._sink is None else torch.maximum(top, self._sink.detach()))
 
     @property
     def lse(self) -> Tensor:
@@ -202,14 +196,14 @@ class Part:
         return self._exp_sums * self._row_factor
 
     @cached_property
-    def _masked_logits(self) -> Tensor:
+    def _logits(self) -> Tensor:
         """The masked logits of the part, shape (B, H, r, c); `shifted` overwrites them."""
         return self.score()
 
     @cached_property
     def _logit_group_maxima(self) -> Tensor:
         """Largest logit of each group of columns, taken before `shifted` overwrites the logits; see `GROUP`."""
-        return _group_maxima(self._masked_logits)
+        return _group_maxima(self._logits)
 
     @cached_property
     def _row_max(self) -> Tensor:
@@ -217,7 +211,7 @@ class Part:
         return self._logit_group_maxima.amax(dim=-1)
 
     @cached_property
-    def _sink_in_sum_dtype(self) -> Tensor | None:
+    def _sink(self) -> Tensor | None:
         """The sink of each head in the dtype of the sums, shape (1, H, 1); None without a sink."""
         sink = self.problem.sink
         if sink is None:
@@ -244,11 +238,7 @@ class Part:
     @cached_property
     def _exp_totals(self) -> Tensor:
         """Sum of `_exp_shifted` over a whole row, and the sink's exp, shape (B, H, r)."""
-        return (
-            self._exp_sums
-            if self._sink_in_sum_dtype is None
-            else self._exp_sums + torch.exp(self._sink_in_sum_dtype - self.shift)
-        )
+        return self._exp_sums if self._sink is None else self._exp_sums + torch.exp(self._sink - self.shift)
 
     @cached_property
     def _row_factor(self) -> Tensor | None:

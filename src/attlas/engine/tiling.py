@@ -14,9 +14,7 @@ from attlas.engine.problem import Problem
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 
-_LEAST_SEGMENT_WIDTH = (
-    256  # a segment of columns is not divided below this width: asking the mask costs more than masking
-)
+_LEAST_SEGMENT_WIDTH = 256  # columns below which asking the mask costs more than masking
 _ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product
 
 

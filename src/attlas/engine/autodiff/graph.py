@@ -228,14 +228,14 @@ class _RecordedPart(Part):
     """A part that writes into no tensor that the graph needs again."""
 
     @cached_property
-    def _masked_logits(self) -> Tensor:
+    def _logits(self) -> Tensor:
         """The masked logits, -inf replaced by a finite number, in new memory."""
         return self.score().clamp(min=lowest(self.problem.dtype))
 
     @cached_property
     def shifted(self) -> Tensor:
         """Logits minus `shift`, in new memory."""
-        return self._masked_logits - self.shift.unsqueeze(-1)
+        return self._logits - self.shift.unsqueeze(-1)
 
     @cached_property
     def _exp_shifted(self) -> Tensor:

@@ -32,13 +32,11 @@ from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
 
-_LARGEST_ROUNDED_LSE = (
-    64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
-)
+_LARGEST_ROUNDED_LSE = 64.0  # the kernel's log-sum-exp is float32: weights are then wrong by 4e-6 of themselves
 
 
 # Queries, keys and values of one size, and how many query heads share a key head.
-_AlignedTokens: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
+_QKV: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
 
 
 class Piece(NamedTuple):
@@ -73,7 +71,7 @@ class Piece(NamedTuple):
         """Return a tensor (batches, heads, ...) of the piece with its groups of heads folded into the batch."""
         return _fold_groups(t, min(fold, len(self.heads)))
 
-    def tokens(self, aligned: _AlignedTokens, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def tokens(self, aligned: _QKV, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of the piece; `heads` counts all heads of the matrix."""
         q, k, v, fold = aligned
         b, h, rows, columns = self.place
@@ -149,9 +147,9 @@ class Sdpa(Backend):
         pieces = _pieces_of_mask(problem, dot, request.plan, fold)
         first = list(islice(pieces, 2))
         if len(first) == 1 and tuple(map(len, first[0][:3])) == problem.shape[:3]:
-            out, lse = _output_of_piece(problem, dot, aligned, first[0], e)
+            out, lse = _piece_output(problem, dot, aligned, first[0], e)
         else:
-            out, lse = _output_of_pieces(problem, dot, aligned, chain(first, pieces), e)
+            out, lse = _join_pieces(problem, dot, aligned, chain(first, pieces), e)
             out = out.to(v.dtype)
         # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
         if bool(((lse == 0) | ~(lse < math.inf)).any()):
@@ -203,7 +201,7 @@ class Sdpa(Backend):
 BACKENDS = (Sdpa(),)
 
 
-def _aligned_tokens(dot: Dot, v: Tensor) -> _AlignedTokens:
+def _aligned_tokens(dot: Dot, v: Tensor) -> _QKV:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
     dtype = dot.q.dtype
@@ -321,9 +319,7 @@ def _added_to_piece(added: Tensor, piece: Piece, fold: int) -> Tensor:
     return piece.folded(added.expand(len(piece.batches), len(piece.heads), -1, -1), fold)
 
 
-def _output_of_piece(
-    problem: Problem, dot: Dot, aligned: _AlignedTokens, piece: Piece, e: int
-) -> tuple[Tensor, Tensor]:
+def _piece_output(problem: Problem, dot: Dot, aligned: _QKV, piece: Piece, e: int) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of one piece, a rectangle of the matrix.
 
     e is the size of a value.
@@ -340,9 +336,7 @@ def _output_of_piece(
     return out, lse
 
 
-def _output_of_pieces(
-    problem: Problem, dot: Dot, aligned: _AlignedTokens, pieces: Iterable[Piece], e: int
-) -> tuple[Tensor, Tensor]:
+def _join_pieces(problem: Problem, dot: Dot, aligned: _QKV, pieces: Iterable[Piece], e: int) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of all pieces, those of one row merged by their log-sum-exp.
 
     Of a row, ``lse = ln Σ_p exp(lse_p)`` and ``out = Σ_p exp(lse_p - lse) out_p`` over its pieces p.
@@ -350,7 +344,7 @@ def _output_of_pieces(
     out = torch.zeros(*problem.shape[:3], e, dtype=problem.dtype, device=problem.device)
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
-        part, part_lse = _output_of_piece(problem, dot, aligned, piece, e)
+        part, part_lse = _piece_output(problem, dot, aligned, piece, e)
         place = piece.place[:3]
         lse[place], old, new = merge(lse[place], part_lse)
         out[place] = out[place] * old.unsqueeze(-1) + part * new.unsqueeze(-1)

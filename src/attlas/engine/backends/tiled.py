@@ -77,7 +77,7 @@ class Tiled(Backend):
         batch, heads, _, n = problem.shape
         out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
         space, (x, codes) = _dot_workspace(problem, tokens), _finite_and_special(x, problem.dtype)
-        for _, block, at in _tiles_and_blocks(problem, request.plan):
+        for _, block, at in _each_tile(problem, request.plan):
             logits, rows = _masked_logits(problem, tokens, at, block, space=space), x[at.place].to(problem.dtype)
             seen = None if codes is None else logits.mT != -math.inf
             weights = _weights_in_place(logits, lse[at.place]).mT
@@ -104,9 +104,7 @@ class Tiled(Backend):
         pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
         finite = gradient.right is None or surely_finite(gradient.right)
-        for row_block, block, at in _tiles_and_blocks(
-            problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows
-        ):
+        for row_block, block, at in _each_tile(problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows):
             b, h, rows = row_block.at.place
             columns = slice(at.columns.start, at.columns.stop)
             places = (b, h, rows), (b, _key_heads(problem, at, problem.k.shape[1]), columns)
@@ -303,7 +301,7 @@ def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
     return online.empty(at.shape[:3], e, like=torch.empty(0, dtype=problem.dtype, device=problem.device), sink=sink)
 
 
-def _tiles_and_blocks(
+def _each_tile(
     problem: Problem, plan: Plan, *, whole_rows: bool = False, wanted_rows: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
     """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first.
@@ -344,7 +342,7 @@ def _part_of_logits(
 
     def score() -> Tensor:
         copy = space.take("logits", at.shape).copy_(logits)
-        return _fill_masked_cells(problem, copy.clamp_(min=lowest(copy.dtype)), at, block, lowest(copy.dtype))
+        return _fill_masked(problem, copy.clamp_(min=lowest(copy.dtype)), at, block, lowest(copy.dtype))
 
     return Part(problem, at, block, score, None if lse is None else lambda: lse, space)
 
@@ -471,7 +469,7 @@ def _masked_logits(
         logits = _writable_logits(problem, _score_of_tile(problem, _tokens_of_tile(problem, tokens, at), at))
     if fill != -math.inf and not problem.has_surely_finite_logits:
         logits.clamp_(min=fill)
-    return _fill_masked_cells(problem, logits, at, block, fill)
+    return _fill_masked(problem, logits, at, block, fill)
 
 
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
@@ -485,9 +483,7 @@ def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tenso
     return logits
 
 
-def _fill_masked_cells(
-    problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill: float = -math.inf
-) -> Tensor:
+def _fill_masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill: float = -math.inf) -> Tensor:
     """Write `fill` into the masked cells of a tile's logits, and return these."""
     if problem.mask is None or block.whole:
         return logits
