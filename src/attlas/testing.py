@@ -569,19 +569,23 @@ def _place_in_words(at: Tile) -> str:
 
 
 def _sampled_pairs() -> Mask:
+    """Return a causal mask of a function that also hides one pair in seven."""
     return from_function(lambda b, h, i, j: (i * 5 + j * 3 + h) % 7 != 0) & Causal()
 
 
 def _random_numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal random numbers in float64, the same for the same seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _gradients_of_leaves(out: Tensor, leaves: list[Tensor], slope: Tensor) -> list[Tensor]:
+    """Return the gradients in leaves of `out`, given the one in `out`; zeros where there is none."""
     found = torch.autograd.grad(out, leaves, slope, allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
 
 
 def _tensors_of_result(result: Any) -> list[Tensor]:
+    """Return the tensors of a result, nested or not, as a list."""
     return tree_flatten(result if isinstance(result, Tensor) else tuple(result))
 
 

@@ -116,6 +116,7 @@ def output(
 
 
 def _collected_statistics(q: Tensor, k: Tensor, mask: attlas.Mask | None, *statistics: stats.Statistic) -> Any:
+    """Return the statistics of ``softmax(q k^T)`` by one pass over the tiles."""
     return attlas.attend(q, k, mask=mask).collect(*statistics)
 
 

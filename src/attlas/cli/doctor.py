@@ -193,6 +193,7 @@ def _say_versions(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _print_line(name: str, text: str, terminal: Terminal) -> None:
+    """Print a name and what is said of it."""
     terminal.say(f"  {name:14s}{text}")
 
 
@@ -264,6 +265,7 @@ def _say_times(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _duration_in_words(seconds: float) -> str:
+    """Return seconds in milliseconds or microseconds, in words."""
     return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} µs"
 
 

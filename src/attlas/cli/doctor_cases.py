@@ -62,6 +62,7 @@ class Case:
 
 
 def _documents_case() -> dict[str, Any]:
+    """Return the arguments of a mask of documents of 37 tokens each."""
     ids = torch.arange(160) // 37
     return {"mask": attlas.Documents(ids) & attlas.Causal()}
 

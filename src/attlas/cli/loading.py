@@ -228,4 +228,5 @@ def texts(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> tuple[str, ...]:
 
 
 def _decoded_text(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Return the text of token ids as it is: the tokenizer removes no blanks."""
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

@@ -121,6 +121,7 @@ class Table:
 
 
 def _signs_of_numbers(arguments: Namespace) -> Signs:
+    """Return the decimal and thousands signs that the arguments name."""
     return Signs(arguments.decimal, arguments.thousands)
 
 

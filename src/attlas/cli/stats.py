@@ -126,6 +126,7 @@ def _chosen_rows(atlas: Atlas, rows: list[dict[str, Any]], arguments: Namespace)
 
 
 def _token_count(atlas: Atlas) -> int | None:
+    """Return how many tokens a recording has; None where their ids are not known."""
     return None if atlas.ids is None else int(atlas.ids.shape[-1])
 
 

@@ -196,6 +196,7 @@ class Terminal:
         self._is_line_moving = False
 
     def _has_moving_line(self) -> bool:
+        """Whether a line on the terminal can be overwritten while something runs."""
         return self.err.isatty() and os.environ.get("TERM") != "dumb"
 
     def _bar_of_share(self, share: float) -> str:

@@ -358,6 +358,7 @@ class Corpus:
 
     @cached_property
     def _result_tables(self) -> dict[str, pa.Table]:
+        """The tables of results by name."""
         return {name: self._read_table(name) for name in ("heads", "distributions", "distances", "tokens", "samples")}
 
     @property
@@ -429,6 +430,7 @@ class Corpus:
 
     @cached_property
     def _sampled_texts(self) -> dict[int, dict[str, Any]]:
+        """The sampled texts by their numbers."""
         return {row["text"]: row for row in self._read_table("sampled_texts").to_pylist()}
 
     def samples(self, layer: int, head: int) -> list[Sample]:

@@ -86,6 +86,7 @@ def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
 
 
 def _write_json(path: Path, what: Any) -> None:
+    """Write plain data as JSON."""
     save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path)
 
 

@@ -231,6 +231,7 @@ class Journal:
         return json.dumps(facts | {"totals": totals, "kept": self._kept_texts()}).encode()
 
     def _kept_texts(self) -> list[int]:
+        """Return the numbers of the texts whose largest keys are kept."""
         return [] if self.state is None else self.state.samples.kept()
 
     def _forget_failure(self, text: int, totals: Mapping[str, list[int]]) -> None:

@@ -229,7 +229,7 @@ def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCo
         return list(torch.stack([sum_of(t) for t in found], dim=1).cpu().numpy())
     lse = A.softmax_weights.lse()
     if not has_float64(A.device):  # two numbers of float32 there, whose sum it is
-        lse, dot = lse.cpu().double().sum(-1), replace(dot, q=dot.q.cpu(), k=dot.k.cpu(), row=_array_on_cpu(dot.row))
+        lse, dot = lse.cpu().double().sum(-1), replace(dot, q=dot.q.cpu(), k=dot.k.cpu(), row=_tensor_on_cpu(dot.row))
     return [_sums_over_rows(lse[b], b, dot, of_text) for b, of_text in enumerate(copies)]
 
 
@@ -238,7 +238,8 @@ def sum_of(t: Tensor) -> Tensor:
     return (t if has_float64(t.device) else t.cpu()).sum(-1, dtype=torch.float64)
 
 
-def _array_on_cpu(t: Tensor | None) -> Tensor | None:
+def _tensor_on_cpu(t: Tensor | None) -> Tensor | None:
+    """Return a tensor on the CPU; None where there is none."""
     return None if t is None else t.cpu()
 
 

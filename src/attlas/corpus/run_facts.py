@@ -151,6 +151,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
 
 
 def _checksum_of_facts(known: dict[str, Any]) -> str:
+    """Return the SHA-256 of facts as JSON."""
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 

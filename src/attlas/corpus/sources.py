@@ -153,6 +153,7 @@ def _encodable_name(name: str) -> str:
 
 
 def _is_hidden(path: Path) -> bool:
+    """Return whether a part of a path begins with a dot or is a cache of Python."""
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 

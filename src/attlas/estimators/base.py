@@ -436,10 +436,12 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return self._as_tensor(in_bandwidths(X, self._centre, self.bandwidth_))
 
     def _as_tensor(self, values: Array) -> Tensor:
+        """Return values as a tensor in the precision and on the device of the estimator."""
         return torch.tensor(values, dtype=torch.float32 if self._single else torch.float64, device=self._device_of_pool)
 
     @property
     def _device_of_pool(self) -> torch.device:
+        """The device that the estimator computes on; it must have float64."""
         device = torch.device(self.device or "cpu")
         check_float64("bandwidths and sums are", device, 'set_params(device="cpu")')
         return device

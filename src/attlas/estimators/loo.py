@@ -250,6 +250,7 @@ class LeaveOneOut(Objective):
         return row_blocks(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
 
     def _prepare_keys(self, keys: Tensor) -> PreparedKeys:
+        """Return keys in the form from which distances are computed."""
         return PreparedKeys(self.task.kernel, keys, _MOST_ROUNDING[keys.dtype])
 
     def _distances_to_others(self, prepared: PreparedKeys, keys: Tensor, rows: Tensor) -> Tensor:

@@ -421,6 +421,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         return self._in_shape_of_outputs(self._in_output_units(mean) + self._shift)
 
     def _pooled_targets(self) -> NDArray[np.float64]:
+        """Return the outputs of the training data, shape (n, e)."""
         return self.y_.astype(np.float64).reshape(len(self.y_), -1)
 
     def _prepared_values(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
@@ -474,6 +475,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
 
     @property
     def _output_dtype(self) -> Any:
+        """The dtype of predictions."""
         # `fit` decides whether everything is computed in single precision.
         return np.float32 if self._single else np.float64
 

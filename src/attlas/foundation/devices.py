@@ -234,6 +234,7 @@ def answers_kept(owner: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def _keep_answers(owner: Any) -> Iterator[None]:
+    """Take answers from the owner and keep new ones there, by the order of the questions, within a ``with`` block."""
     answers: dict[int, float] = vars(owner).setdefault("answers", {})
     token = _known_answers.set((answers, place) for place in range(1 << 62))
     try:

@@ -78,4 +78,5 @@ def decoded(data: bytes) -> Tensor:
 
 
 def _png_chunk(name: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG: length, name, data and checksum."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

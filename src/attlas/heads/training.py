@@ -291,5 +291,6 @@ def _of_rows(A: AttentionMatrix, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_share(name: str, value: float) -> None:
+    """Raise a ShapeError unless a value lies from 0 to 1."""
     if not 0.0 <= value <= 1.0:
         raise ShapeError(f"{name} must lie from 0 to 1.", f"{name} = {value}", f"{name}=0.5")

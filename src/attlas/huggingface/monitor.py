@@ -232,6 +232,7 @@ class _StepRecording(Recording):
         super().__init__(model, selection, statistics, "statistics", None, False, None, False)
 
     def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a pass as `Recording` does; an error also ends the recording."""
         with self._ended_by_error():
             super()._begin_pass(args, kwargs)
 
@@ -240,6 +241,7 @@ class _StepRecording(Recording):
             super().on_attention(call)
 
     def _end_pass(self) -> None:
+        """End a pass as `Recording` does; an error also ends the recording."""
         with self._ended_by_error():
             super()._end_pass()
 

@@ -149,6 +149,7 @@ class LogitMatrix(_MatrixView):
         return self.matrix.shape
 
     def _view_of_cells(self, part: Matrix, where: Where) -> Tensor:
+        """Return the logits at an index."""
         return part.read(where, logits=True)
 
     @public("A.logits.to_dense()")

@@ -149,6 +149,7 @@ def plot(
 
 
 def _check_options(pool: str, size: int | None) -> None:
+    """Raise an error where a pooling or a size is not one that maps have."""
     one_of("pool", pool, ("max", "mean"), "leave pool out for max.")
     if size is not None:
         whole_number("size", size, "size=256")

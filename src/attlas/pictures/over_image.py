@@ -149,5 +149,6 @@ def _patch_opacity(norm: Normalize, numbers: Tensor, ratio: bool) -> NDArray[np.
 
 
 def _as_rgba(colour: str) -> tuple[float, float, float, float]:
+    """Return a colour in hexadecimal as red, green, blue and opacity, from 0 to 1."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return red, green, blue, _MOST_OPACITY

@@ -361,6 +361,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
 
     @property
     def _hears_encoder(self) -> bool:
+        """Whether a call of the encoder is followed: it is, outside of the passes of the model."""
         return is_recording(self) and not self._passes.inside
 
     def _record_offered(self, matrix: AttentionMatrix) -> None:
@@ -370,6 +371,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             offer(module, matrix)
 
     def _extra_handlers(self) -> dict[str, Handler]:
+        """Return the handlers of the hooks on an encoder and on output projections, by name."""
         return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
 
     def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -378,6 +380,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             self._gates.hear(module, args[0])
 
     def _add_hooks(self, hooks: Hooks) -> None:
+        """Add the hooks of gates and of an encoder."""
         # Of gates, and of an encoder.
         if self._gates is not None:
             hooks.add(self._gates.modules, "gate", "before")

@@ -220,4 +220,5 @@ class _SurprisalMoments(Statistic):
 
 
 def _shape_error(rule: str, found: str, fix: str) -> ShapeError:
+    """Return a ShapeError of `tempered`."""
     return ShapeError(rule, found, fix)

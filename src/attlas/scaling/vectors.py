@@ -24,14 +24,17 @@ _MOST_STANDARD_ERRORS = 6.0  # standard errors beyond which they are called wron
 
 
 def _draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return numbers of the standard normal distribution."""
     return torch.randn(shape, generator=generator)
 
 
 def _draw_uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return uniform numbers of mean 0 and variance 1."""
     return torch.empty(shape).uniform_(-math.sqrt(3.0), math.sqrt(3.0), generator=generator)
 
 
 def _draw_rademacher(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return numbers that are 1 or -1, each with probability 1/2."""
     return torch.empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
 
 
@@ -320,4 +323,5 @@ def _check_at_least(name: str, value: int, least: int, fix: str) -> None:
 
 
 def _shape_error(rule: str, found: str, fix: str, name: str | None = None) -> ShapeError:
+    """Return a ShapeError about an argument of `scaling`."""
     return ShapeError(rule, found, fix, arguments=None if name is None else {"distribution": name})

@@ -154,6 +154,7 @@ class PaTH(Score):
         return self._kept.turns  # type: ignore[return-value]  # it was made
 
     def _computed_turns(self, at: Tile, chunks: range, size: int) -> _ChunkTurns:
+        """Return the turns of some chunks, computed from the keys and rates."""
         w, beta = (t[(None,) * (4 - t.ndim)] for t in (self.w, self.beta.unsqueeze(-1)))
         w, beta = (to_device(heads_of(t, at), at.device, at.dtype) for t in (w, beta))
         start, stop = chunks.start * size, chunks.stop * size

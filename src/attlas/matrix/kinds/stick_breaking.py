@@ -160,6 +160,7 @@ class StickBreakingWeights(WeightsOfLogits):
         return self._with_logits(self.of_logits.part(batches, heads, rows), own)
 
     def _with_logits(self, inner: SoftmaxWeights, columns: range | None = None) -> StickBreakingWeights:
+        """Return the weights of other logits, at other columns if they are given."""
         own = self.columns if columns is None else columns
         return StickBreakingWeights(inner, own, self.gradient if self.requires_grad else None)
 

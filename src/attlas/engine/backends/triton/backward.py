@@ -115,4 +115,5 @@ def _common_arguments(of: Operands, lse: Tensor, gradient: CellGradient, delta: 
 
 
 def _with_last_axis_dense(t: Tensor) -> Tensor:
+    """Return a tensor whose last axis has stride 1: itself or a copy."""
     return t if t.stride(-1) == 1 else t.contiguous()

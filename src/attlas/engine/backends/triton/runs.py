@@ -54,6 +54,7 @@ def _runs_of_mask(problem: Problem) -> list[Run] | None:
 
 
 def _run_of_rows(t: Tensor, at: Tile) -> Tensor:
+    """Return a table of runs with the axes (batch, heads, rows)."""
     return t.expand((1,) * (3 - t.ndim) + t.shape[:-1] + (at.m,))
 
 

@@ -133,6 +133,7 @@ def grids_of(details: Mapping[str, Any]) -> ImageGrids:
 
 
 def _grids_from(data: Any) -> ImageGrids:
+    """Return the grids of images that plain data describes; raise where a number is not valid."""
     images = tuple(
         ImageGrid(tuple(map(_tile_from, each["text"])), tuple(map(_tile_from, each["tower"])), str(each["why"]))
         for each in data["images"]
@@ -143,6 +144,7 @@ def _grids_from(data: Any) -> ImageGrids:
 
 
 def _tile_from(data: Any) -> Tile:
+    """Return the tile that plain data describes; raise where a number is not valid."""
     sizes = {
         name: _checked_size(data[name]) for name in ("rows", "columns", "sequence", "start", "step", "merge", "call")
     }
@@ -154,6 +156,7 @@ def _tile_from(data: Any) -> Tile:
 
 
 def _checked_size(value: Any) -> int:
+    """Return a size or a place; raise a ValueError unless it is a whole number from 0 on."""
     if type(value) is not int or not 0 <= value < _LARGEST_SIZE:
         raise ValueError(f"{value!r:.60} is no size")
     return value

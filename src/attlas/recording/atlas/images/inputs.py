@@ -144,6 +144,7 @@ class RecordedImages:
 def _grids_of_inputs(
     model: nn.Module, inputs: list[ImageInputs], ids: Tensor | None, sizes: Sequence[Size | None]
 ) -> ImageGrids:
+    """Return the grids of the images in the inputs of a model, found by the family of the model."""
     config = getattr(model, "config", None)
     family = str(getattr(config, "model_type", "") or type(model).__name__)
     vision = getattr(config, "vision_config", None)
@@ -209,6 +210,7 @@ class _ImageTokens:
 
 
 def _patch_size(config: Any) -> tuple[int, int]:
+    """Return height and width of a patch in pixels."""
     size = config.patch_size
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
@@ -243,6 +245,7 @@ def _grids_of_encoder(model: nn.Module, config: Any, inputs: ImageInputs) -> Ima
 
 
 def _patch_rows_and_columns(pixels: tuple[int, ...], config: Any) -> tuple[int, int]:
+    """Return how many rows and columns of patches a picture has."""
     height, width = _patch_size(config)
     return pixels[-2] // height, pixels[-1] // width
 

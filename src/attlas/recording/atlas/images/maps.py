@@ -226,6 +226,7 @@ def _sink_threshold(without_sinks: bool | float) -> float | None:
 
 
 def _head_index(entry: Entry, head: int) -> int:
+    """Return the place of a head among those of an entry; raise where it was not recorded."""
     if head not in entry.heads:
         fix = f"head {entry.heads[0]}, or None for the mean over the heads."
         raise OutOfRangeError("the head must be one that was recorded.", f"heads {entry.heads}", fix, head=head)
@@ -258,6 +259,7 @@ def _tiles_of_image(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, image:
 
 
 def _unknown_tokens_error(entry: Entry, why: str) -> RecordingError:
+    """Return the error of an entry whose image tokens are not known."""
     rule = "the recording must know which tokens are the patches of the image."
     fix = f'atlas.image_map("{entry.path}", {entry.heads[0]}, query=..., grid=(rows, columns), tokens=(start, stop))'
     return RecordingError(rule, why, fix, entry=f"{entry.path} ({entry.name})")
@@ -409,6 +411,7 @@ def _query_positions(
 
 
 def _no_patch(query: Any, tiles: Sequence[Tile]) -> OutOfRangeError:
+    """Return the error of a query patch that lies outside of its image."""
     rows, columns = (max((tile.at[i] + 1) * (tile.rows, tile.columns)[i] for tile in tiles) for i in (0, 1))
     rule, found = "the patch must be one of the picture.", f"{rows} × {columns} patches"
     return OutOfRangeError(rule, found, "query=(0, 0) for the first.", query=repr(query))
