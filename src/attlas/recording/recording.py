@@ -381,7 +381,6 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
 
     def _add_hooks(self, hooks: Hooks) -> None:
         """Add the hooks of gates and of an encoder."""
-        # Of gates, and of an encoder.
         if self._gates is not None:
             hooks.add(self._gates.modules, "gate", "before")
             self._hooks = hooks
