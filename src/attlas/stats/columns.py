@@ -151,6 +151,7 @@ class ColumnMass(_OfQueries):
         return carry
 
     def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
+        # The mass of each column, for a mean divided by the number of queries that may see its key.
         mass, queries = carry
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
@@ -179,6 +180,7 @@ class ColumnMass(_OfQueries):
         return {"column_mass": True} if self.rows is None and counted else None
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor | None]:
+        # The carry: the mass of each column, and for a mean how many queries may see its key.
         return results["column_mass"], queries_of_keys(problem) if self.mean else None
 
 
@@ -221,6 +223,7 @@ class ColumnMax(_OfQueries):
         return _nothing_for_columns(problem)
 
     def finish(self, carry: Tensor) -> Tensor:
+        # The largest weight of each column; 0 for a key that no query may see.
         return carry.masked_fill_(carry == -torch.inf, 0.0)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
@@ -265,6 +268,7 @@ class ColumnArgMax(Statistic):
     differentiable = False
 
     def forms(self, problem: Problem) -> TensorForm:
+        # One int64 for each key.
         return _form_of_columns(problem, torch.int64)
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -301,6 +305,7 @@ class ColumnArgMax(Statistic):
         return torch.where(other, y, x), torch.where(other, j, i)
 
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        # The query with the largest weight of each column.
         return carry[1]
 
 

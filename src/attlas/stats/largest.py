@@ -123,6 +123,7 @@ class TopK(Statistic):
         return _join_largest(a, b, self.k)
 
     def finish(self, carry: Any) -> Any:
+        # The k largest of each row; places that no key has taken keep index -1.
         name_unseen(carry.indices)
         return carry
 
@@ -144,6 +145,7 @@ class TopK(Statistic):
         return {"largest": self.k} if self.k <= _MOST_IN_ORDER else None
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        # The carry: the kernels give the k largest of each row as they are.
         return Largest(results["top_values"], results["top_keys"])
 
     def _check_fits(self, problem: Problem) -> None:
@@ -239,9 +241,11 @@ class ArgMax(TopK):
         super().__init__(1)
 
     def forms(self, problem: Problem) -> TensorForm:
+        # One int64 for each row.
         return form_of_rows(problem, dtype=torch.int64)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        # As `TopK` with k = 1: the largest weight of each row so far, and its key.
         carry = super().step(carry, part, at)
         if part.problem.signed and part.last:  # there 0 may be the largest weight
             # `finish` asks the values only whether a row saw no key, which 0 stands for.
@@ -249,6 +253,7 @@ class ArgMax(TopK):
         return carry
 
     def finish(self, carry: Largest) -> Tensor:
+        # The key of the largest weight of each row; 0 for a row that sees no key.
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
 
@@ -257,6 +262,7 @@ class ArgMax(TopK):
         return super().outputs(problem)
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        # The carry of `TopK`, from the largest weight of each row.
         found = super().carry_from(results, problem)
         return found._replace(values=torch.ones_like(found.values)) if problem.signed else found  # as in `step`
 
@@ -298,9 +304,11 @@ class TailMass(TopK):
     of_unsigned = True
 
     def forms(self, problem: Problem) -> TensorForm:
+        # One number for each row.
         return form_of_rows(problem)
 
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
+        # The k largest of each row, and the mass of each row.
         return super().start(problem), zeros_for_rows(problem)
 
     def step(self, carry: tuple[Largest, Tensor], part: Part, at: Tile) -> tuple[Largest, Tensor]:
@@ -311,6 +319,7 @@ class TailMass(TopK):
         return carry
 
     def merge(self, a: tuple[Largest, Tensor], b: tuple[Largest, Tensor]) -> tuple[Largest, Tensor]:
+        # Join the k largest, and add the masses.
         return super().merge(a[0], b[0]), a[1] + b[1]
 
     def finish(self, carry: tuple[Largest, Tensor]) -> Tensor:
@@ -332,6 +341,7 @@ class TailMass(TopK):
         return None if wanted is None else {**wanted, "mass": True}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Largest, Tensor]:
+        # The k largest of each row, and the mass of each row.
         return super().carry_from(results, problem), results["mass"]
 
 
@@ -389,13 +399,16 @@ class Coverage(Statistic):
         raise ShapeError(rule, f"levels = {self.levels!r}", "Coverage((0.9, 0.95, 0.99))", where="Coverage()")
 
     def forms(self, problem: Problem) -> TensorForm:
+        # One int64 for each row and level.
         return form_of_rows(problem, len(self.levels), dtype=torch.int64)
 
     def start(self, problem: Problem) -> Tensor:
+        # Counts of 0: each row is counted when its part comes.
         shape = (*problem.shape[:3], len(self.levels))
         return torch.zeros(shape, dtype=torch.int64, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        # Count how many of the largest weights of each row hold each share of its mass.
         ordered = _ascending_weights(part)
         # The number of smallest weights that may be left out: first in blocks, then within one block.
         blocks = ordered.unflatten(-1, (-1, _BLOCK_WEIGHTS))
@@ -418,6 +431,7 @@ class Coverage(Statistic):
         return a + b
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels count for all levels at once.
         return {"coverage": self.levels}
 
 

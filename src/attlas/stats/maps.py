@@ -83,21 +83,26 @@ class KeyMaps(Statistic):
         return Bands(range(rows.start, rows.stop + 1)), Bands(edges), [number[place] for place in places]
 
     def forms(self, problem: Problem) -> TensorForm:
+        # A number for each query that is shown and each of `keys`.
         rows = place_span("queries", self.queries, problem.shape[2], "queries")
         return TensorForm((*problem.shape[:2], len(rows), len(self.keys)), problem.dtype)
 
     def start(self, problem: Problem) -> _MapSums:
+        # Sums of 0 for each query on each of `keys`, and on the keys that lie between them.
         return _MapSums(*self._query_and_key_bands(problem), problem)
 
     def step(self, carry: _MapSums, part: Part, at: Tile) -> _MapSums:
+        # Add the weights of the part.
         carry.add(part, at)
         return carry
 
     def merge(self, a: _MapSums, b: _MapSums) -> _MapSums:
+        # Add the sums of both.
         a.mass += b.mass
         return a
 
     def finish(self, carry: _MapSums) -> Tensor:
+        # The columns of `keys`, in the order in which they were given.
         return carry.mass.index_select(-1, carry.chosen)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -112,6 +117,7 @@ class KeyMaps(Statistic):
         return {"picture_sum": (rows.edges, columns.edges)} if len(rows) else None
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _MapSums:
+        # The kernels give the sums of the carry.
         carry = self.start(problem)
         carry.mass = results["picture_sum"]
         return carry

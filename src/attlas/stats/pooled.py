@@ -85,9 +85,11 @@ class Picture(Statistic):
         self.columns = columns
 
     def forms(self, problem: Problem) -> TensorForm:
+        # A picture for each head.
         return TensorForm((*problem.shape[:2], self.height, self.width), problem.dtype)
 
     def start(self, problem: Problem) -> _BlockSums:
+        # Blocks without a cell.
         rows, columns = self._block_edges(problem)
         return _BlockSums(Bands(rows), Bands(columns), problem)
 
@@ -107,10 +109,12 @@ class Picture(Statistic):
         return rows, columns
 
     def step(self, carry: _BlockSums, part: Part, at: Tile) -> _BlockSums:
+        # Pool the cells of the part into the blocks that they lie in.
         carry.add(part, at, self.pool)
         return carry
 
     def merge(self, a: _BlockSums, b: _BlockSums) -> _BlockSums:
+        # Join sums by adding, maxima by the larger one; the numbers of cells add up.
         a.table = (merge_sums if self.pool == "mean" else keep_larger)(self, a.table, b.table)
         a.cells += b.cells
         return a
@@ -266,10 +270,12 @@ class Offsets(Statistic):
         return self.mean
 
     def forms(self, problem: Problem) -> TensorForm:
+        # A number for each of the m + n - 1 diagonals.
         batch, heads, m, n = problem.shape
         return TensorForm((batch, heads, max(m + n - 1, 0)), problem.dtype)
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        # The mass of each diagonal, and for a mean the number of its allowed cells: 0.
         batch, heads, m, n = problem.shape
         mass = torch.zeros(batch, heads, max(m + n - 1, 0), dtype=problem.dtype, device=problem.device)
         return mass, torch.zeros_like(mass) if self.mean else None
@@ -291,6 +297,7 @@ class Offsets(Statistic):
         return carry
 
     def finish(self, carry: tuple[Tensor, Tensor | None]) -> Tensor:
+        # The mass of each diagonal, for a mean divided by the number of its allowed cells.
         mass, cells = carry
         return mass if cells is None else mass / cells.clamp(min=1.0)
 
@@ -314,6 +321,7 @@ class Offsets(Statistic):
         return {"offsets": True} if not self.mean or interval_of(problem) is not None else None
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor | None]:
+        # The mass of each diagonal, and for a mean the number of its allowed cells.
         return results["offsets"], cells_of_diagonals(problem) if self.mean else None
 
 

@@ -42,6 +42,7 @@ class PerRow(Statistic):
     merge = merge_sums
 
     def start(self, problem: Problem) -> Tensor:
+        # The number of a row that sees no key.
         return zeros_for_rows(problem).fill_(self.nothing)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
@@ -50,6 +51,7 @@ class PerRow(Statistic):
         return carry
 
     def forms(self, problem: Problem) -> TensorForm:
+        # One number for each row.
         return form_of_rows(problem)
 
     @abstractmethod
@@ -90,6 +92,7 @@ class RowMass(PerRow):
     is_sum = True
 
     def of(self, part: Part) -> Tensor:
+        # The sum of each row's weights in the part.
         return part.mass
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -97,6 +100,7 @@ class RowMass(PerRow):
         return CellGradient(row=grad)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give the sums.
         return {"mass": True}
 
 
@@ -104,6 +108,7 @@ class AllowedKeys(PerRow):
     """Number of keys that the mask lets each query see."""
 
     def of(self, part: Part) -> Tensor:
+        # How many keys of the part each query may see.
         return part.keys
 
 
@@ -148,6 +153,7 @@ class Entropy(PerRow):
         return part.lse_minus_shift * part.mass - products
 
     def finish(self, carry: Tensor) -> Tensor:
+        # Rounding may leave a number below 0.
         return carry.clamp_(min=0.0)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -155,6 +161,7 @@ class Entropy(PerRow):
         return CellGradient(row=-grad, log=-grad, delta=grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give the entropy.
         return {"entropy": True}
 
 
@@ -198,9 +205,11 @@ class EffectiveKeys(Statistic):
     merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        # The mass of each row, and the sum of its squared weights.
         return zeros_for_rows(problem), zeros_for_rows(problem)
 
     def forms(self, problem: Problem) -> TensorForm:
+        # One number for each row.
         return form_of_rows(problem)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
@@ -211,6 +220,7 @@ class EffectiveKeys(Statistic):
         return carry
 
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        # The squared mass divided by the sum of squared weights; 0 for a row that sees no key.
         mass, squares = carry
         none = squares < torch.finfo(squares.dtype).tiny  # below, few digits are left
         return torch.where(none, 0.0, mass.square() / torch.where(none, 1.0, squares))
@@ -229,9 +239,11 @@ class EffectiveKeys(Statistic):
         return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The two numbers of the carry.
         return {"mass": True, "squares": True}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+        # The mass of each row, and the sum of its squared weights.
         return results["mass"], results["squares"]
 
 
@@ -259,10 +271,12 @@ class MaxWeight(_LargestOfRow):
     """
 
     def start(self, problem: Problem) -> Tensor:
+        # 0, or -inf where weights may be negative and there are keys.
         carry = super().start(problem)
         return carry.fill_(-math.inf) if problem.signed and problem.shape[3] else carry
 
     def of(self, part: Part) -> Tensor:
+        # The largest weight of each row in the part, from its largest logit.
         return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -270,9 +284,11 @@ class MaxWeight(_LargestOfRow):
         return CellGradient(weights=(partial(_gradient_of_maximum, grad),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give the k largest weights of each row: here k = 1.
         return {"largest": 1}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        # The largest weight of each row.
         return results["top_values"][..., 0].clone()
 
 
@@ -313,6 +329,7 @@ class MaxLogit(_LargestOfRow):
         return CellGradient(logits=(lambda part: _gradient_of_maximum(grad, part).masked_fill_(part.hidden, 0.0),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give the largest logit.
         return {"max_logit": True}
 
 
@@ -436,6 +453,7 @@ class LogitMoments(Statistic):
     axis = "rows"
 
     def forms(self, problem: Problem) -> Any:
+        # One mean and one variance for each row.
         form: Any = form_of_rows(problem)
         return Moments(form, form)
 
@@ -474,6 +492,7 @@ class LogitMoments(Statistic):
         return a[0].join(b[0]), a[1]
 
     def finish(self, carry: tuple[_RowMoments, _PrefixScatter | None]) -> Moments:
+        # The variance is the sum of squared deviations divided by the number of keys.
         rows, _ = carry
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
@@ -495,6 +514,7 @@ class LogitMoments(Statistic):
         return CellGradient(logits=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give both.
         return {"mean": True, "variance": True}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[_RowMoments, None] | None:
@@ -506,6 +526,7 @@ class LogitMoments(Statistic):
         return _RowMoments(keys, results["mean"], results["variance"] * keys), None
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Moments:
+        # The kernels give mean and variance as they are.
         return Moments(results["mean"], results["variance"])
 
 
@@ -576,9 +597,11 @@ class Pooled(Statistic):
         self.v: Tensor = v
 
     def forms(self, problem: Problem) -> TensorForm:
+        # A vector of the size of the values for each row.
         return form_of_rows(problem, self.v.shape[-1])
 
     def start(self, problem: Problem) -> Tensor:
+        # Sums of 0.
         v = self.values_of(problem)
         return torch.zeros(*problem.shape[:3], v.shape[-1], dtype=problem.dtype, device=problem.device)
 
@@ -596,6 +619,7 @@ class Pooled(Statistic):
         return CellGradient(grad, self.values_of(problem), delta=(grad * result).sum(dim=-1))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give the product with these values.
         return {"out": self.values_of(problem)}
 
     def values_of(self, problem: Problem) -> Tensor:

@@ -198,6 +198,7 @@ class Spans(Statistic):
                 check_span(f"{name}[{index}]", span)
 
     def forms(self, problem: Problem) -> TensorForm:
+        # A number for each pair of a span of rows and a span of columns.
         return TensorForm((*problem.shape[:2], len(self.rows), len(self.columns)), problem.dtype)
 
     @public("Spans()")
@@ -209,10 +210,12 @@ class Spans(Statistic):
         return _PieceMass(rows, columns, problem)
 
     def step(self, carry: _PieceMass, part: Part, at: Tile) -> _PieceMass:
+        # Add the weights of the part to the pieces that they lie in.
         carry.add(part, at)
         return carry
 
     def merge(self, a: _PieceMass, b: _PieceMass) -> _PieceMass:
+        # Add the masses of both.
         a.mass += b.mass
         return a
 
@@ -236,6 +239,7 @@ class Spans(Statistic):
         return {"picture_sum": (rows.edges, columns.edges)}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _PieceMass:
+        # The kernels give the mass of each piece.
         carry = self.start(problem)
         carry.mass = results["picture_sum"]
         return carry
