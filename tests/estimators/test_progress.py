@@ -50,7 +50,7 @@ def test_a_log_has_few_lines(capsys: pytest.CaptureFixture[str], monkeypatch: py
 def test_a_terminal_has_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Screen())
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "_QUICK", 0.0)
+    monkeypatch.setattr(progress, "_SECONDS_ON_TERMINAL", 0.0)
     AttentionRegressor(verbose=True).fit(X, Y)
     lines = sys.stderr.getvalue().split("\r\x1b[K")
     assert "\n" not in sys.stderr.getvalue()

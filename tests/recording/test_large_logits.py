@@ -65,7 +65,7 @@ def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
         return put(self, name, t.float() if name == "lse" else t)
 
     monkeypatch.setattr(storage.Writer, "put", older)
-    monkeypatch.setattr("attlas.recording.atlas.manifest._VERSION", 1)
+    monkeypatch.setattr("attlas.recording.atlas.manifest._FORMAT_VERSION", 1)
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()
     (entry, *_) = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)["entries"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Vermilion and deep blue differ in lightness too, and each has a mark of its own.
-_PLAIN, _SCALED = pictures.ACCENT, DEEP
+_PLAIN_COLOUR, _SCALED_COLOUR = pictures.ACCENT, DEEP
 _PANEL_MEASURES = (
     ("variance", "Variance of the logits"),
     ("entropy", "Entropy of the weights, nats"),
@@ -37,10 +37,10 @@ def study_figure(study: Study) -> Figure:
     for ax, (name, title) in zip(figure.subplots(2, 2).ravel(), _PANEL_MEASURES, strict=True):
         theory = [getattr(expected(study.keys, float(d)), name) for d in fine]
         flat = getattr(expected(study.keys, 1.0), name)
-        ax.plot(fine, theory, color=_PLAIN, linewidth=1.4, zorder=2)
-        ax.plot(fine, np.full_like(fine, flat), color=_SCALED, linewidth=1.4, zorder=2)
-        _draw_measures(ax, plain, name, _PLAIN, "o", "q·k")
-        _draw_measures(ax, scaled, name, _SCALED, "s", "q·k / √d")
+        ax.plot(fine, theory, color=_PLAIN_COLOUR, linewidth=1.4, zorder=2)
+        ax.plot(fine, np.full_like(fine, flat), color=_SCALED_COLOUR, linewidth=1.4, zorder=2)
+        _draw_measures(ax, plain, name, _PLAIN_COLOUR, "o", "q·k")
+        _draw_measures(ax, scaled, name, _SCALED_COLOUR, "s", "q·k / √d")
         ax.set_xscale("log", base=2)
         if len(sizes) <= 12:
             ax.set_xticks(sizes, [f"{int(d)}" for d in sizes])

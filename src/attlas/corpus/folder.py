@@ -39,7 +39,7 @@ from attlas.foundation.files import save_text, sync_folder, whole_file
 from attlas.recording.atlas.tensors import sha256_of
 
 FORMAT, VERSION = "attlas-corpus", 1
-CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
+CONFIG, _STATE_FILE, _VOCABULARY_FILE = "config.json", "state.safetensors", "vocabulary.json"
 BASE = "base"  # folder of a finished corpus within the parts of the run that extends it
 _FILE_NAME = re.compile(r"(samples/)?\w[\w.]*")
 _MOST_ATTEMPTS = 5
@@ -133,9 +133,9 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
             counts["failed"] += 1
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
     _write_samples(folder, state, rows, sources, vocabulary)
-    with whole_file(folder / _STATE) as file:
+    with whole_file(folder / _STATE_FILE) as file:
         save_file(state.tensors(), file)
-    save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY)
+    save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY_FILE)
     config = _contents_of_config(state, facts, counts, complete=complete) | {"files": _sizes_and_checksums(folder)}
     save_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", folder / CONFIG)
     sync_folder(folder)
@@ -202,7 +202,9 @@ def _contents_of_config(
 
 def _sizes_and_checksums(folder: Path) -> dict[str, dict[str, Any]]:
     """Return size and checksum of every other file of a corpus, by its path in the folder."""
-    found = sorted([*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE, folder / _VOCABULARY])
+    found = sorted(
+        [*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE_FILE, folder / _VOCABULARY_FILE]
+    )
     found += sorted((folder / "samples").glob("*.safetensors"))
     return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in found
@@ -483,7 +485,7 @@ class Finished:
 
     def __init__(self, corpus: Corpus, first: int = 0) -> None:
         self._corpus, self._first = corpus, first
-        self.state: State | None = State.of(load_file(corpus.folder / _STATE))
+        self.state: State | None = State.of(load_file(corpus.folder / _STATE_FILE))
         self.state.samples.renumber(first)
 
     @staticmethod

@@ -14,7 +14,7 @@ from attlas.corpus.sketch import edges_of
 from attlas.errors import RecordingError, public
 from attlas.foundation.files import save_text
 
-_LARGEST, _OTHERS = 10, 3  # texts of the highest interval, and of each other one
+_TEXTS_OF_HIGHEST, _TEXTS_OF_OTHERS = 10, 3  # texts of the highest interval, and of each other one
 _HISTOGRAM_BARS = 50
 _LAST_EDGE = 4096
 # Their names, ours, and what they mean.
@@ -163,10 +163,10 @@ def _headvis_head(corpus: Corpus, layer: int, head: int, hashes: dict[int, str])
 def _chosen_samples(corpus: Corpus, samples: list[Sample], hashes: dict[int, str]) -> list[Sample]:
     """Return the texts of each interval, the highest first."""
     highest = corpus.config["n_intervals"]
-    found = [one for one in samples if one.interval == highest][:_LARGEST]
+    found = [one for one in samples if one.interval == highest][:_TEXTS_OF_HIGHEST]
     for interval in range(highest - 1, 0, -1):
         inside = sorted((one for one in samples if one.interval == interval), key=lambda one: hashes[one.text])
-        found += inside[:_OTHERS]
+        found += inside[:_TEXTS_OF_OTHERS]
     return found
 
 

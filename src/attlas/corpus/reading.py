@@ -31,7 +31,7 @@ from attlas.recording.module_call import ModuleCall
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 
-_PERIOD, _BLOCKS = 128, 4
+_BLOCK_PERIOD, _BLOCK_COUNT = 128, 4
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -221,7 +221,7 @@ class ModelReader:
         RecordingError
             If no attention of the model is heard.
         """
-        period = min(_PERIOD, (context or 2 * _PERIOD) // 2)
+        period = min(_BLOCK_PERIOD, (context or 2 * _BLOCK_PERIOD) // 2)
         found: list[Tensor] = []
 
         def take(path: str, A: AttentionMatrix, values: Tensor | None) -> Tensor | None:
@@ -233,7 +233,7 @@ class ModelReader:
             self.widths.append(len(found[-1]))
             return out
 
-        self._run_model(repeated_block(vocabulary, period, _BLOCKS), take)
+        self._run_model(repeated_block(vocabulary, period, _BLOCK_COUNT), take)
         if not found:
             rule = "the model must take its attention from the interface of transformers, or from attlas."
             fix = "attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention."

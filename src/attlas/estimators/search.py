@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 # Multiples of the starting bandwidth in the grid, and those between which a search may move. A bandwidth at
 # the upper end gives all neighbours one weight: its feature is left out, as it should be where it tells nothing.
 _GRID_SCALES = 2.0 ** np.linspace(-5.0, 5.0, 26)
-_LOWEST, _HIGHEST = np.log(2.0**-9), np.log(2.0**11)
+_LOWEST_LOG, _HIGHEST_LOG = np.log(2.0**-9), np.log(2.0**11)
 _START_DEVIATION = 1.0  # standard deviation of the logarithms of random starts
 _COARSE_FACTOR = 100.0  # how much less exact the searches before the last one may be
 
@@ -112,16 +112,20 @@ def _descend_from(
         unit = losses[0] if losses[0] > 0 else 1.0
         return (loss / unit, slope.numpy() / unit) if smooth else loss
 
-    start = np.clip(start, _LOWEST, _HIGHEST)
+    start = np.clip(start, _LOWEST_LOG, _HIGHEST_LOG)
     if smooth:
         options: dict[str, Any] = {"ftol": tol, "gtol": 1e-9}
     else:
         # Corners 0.4 apart: half as wide again in bandwidth (a point holds logarithms).
         simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
-        options = {"fatol": tol, "xatol": 1e-2, "initial_simplex": np.clip(simplex, _LOWEST, _HIGHEST)}
+        options = {
+            "fatol": tol,
+            "xatol": 1e-2,
+            "initial_simplex": np.clip(simplex, _LOWEST_LOG, _HIGHEST_LOG),
+        }
     end = minimize(
         evaluate, start, jac=smooth, method="L-BFGS-B" if smooth else "Nelder-Mead",
-        bounds=[(_LOWEST, _HIGHEST)] * len(start), options={"maxiter": settings.max_iter, **options},
+        bounds=[(_LOWEST_LOG, _HIGHEST_LOG)] * len(start), options={"maxiter": settings.max_iter, **options},
     )  # fmt: skip
     best = int(np.argmin(losses))
     return _DescentEnd(points[best], losses[best], int(end.nit)), points, losses

@@ -19,7 +19,7 @@ from attlas.errors import AttlasError, CheckpointError, DtypeError, public
 from attlas.foundation.files import whole_file
 from attlas.scores import Score
 
-_FORMAT, _VERSION = "attlas-estimator", 1
+_FORMAT_NAME, _FORMAT_VERSION = "attlas-estimator", 1
 _METADATA_KEY = "attlas"
 _ARRAY_NAMES = ("X_", "support_", "bandwidth_")
 _NUMBER_NAMES = ("n_features_in_", "target_name_", "table_columns_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
@@ -44,7 +44,7 @@ def write_fit(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
     arrays, facts = _to_arrays(estimator)
     facts["sha256"] = {name: _checksum_of_array(array) for name, array in arrays.items()}
     text = json.dumps(facts, sort_keys=True)
-    metadata = {_METADATA_KEY: text, "format": _FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    metadata = {_METADATA_KEY: text, "format": _FORMAT_NAME, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     with whole_file(path, kind=CheckpointError) as unfinished:
         save_file(arrays, unfinished, metadata)
 
@@ -78,7 +78,7 @@ def _to_arrays(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
     arrays = {name: np.ascontiguousarray(getattr(estimator, name)) for name in _ARRAY_NAMES}
     if estimator.sample_weight_ is not None:
         arrays["sample_weight_"] = np.ascontiguousarray(estimator.sample_weight_)
-    facts: dict[str, Any] = {"version": _VERSION, "class": type(estimator).__name__, "score": None}
+    facts: dict[str, Any] = {"version": _FORMAT_VERSION, "class": type(estimator).__name__, "score": None}
     labels = getattr(estimator, "classes_", None)
     if labels is None:
         arrays["y_"] = np.ascontiguousarray(estimator.y_)
@@ -128,14 +128,14 @@ def _read_checked(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
+            if metadata.get("format") != _FORMAT_NAME:
                 raise _broken_file_error(path, "a safetensors file that no estimator wrote")
             text = metadata.get(_METADATA_KEY, "")
             if hashlib.sha256(text.encode()).hexdigest() != metadata.get("sha256"):
                 raise _broken_file_error(path, "a header that is not the one that was written: it was changed")
             facts = json.loads(text)
-            if facts["version"] > _VERSION:
-                found = f"format version {facts['version']}, this attlas reads up to {_VERSION}"
+            if facts["version"] > _FORMAT_VERSION:
+                found = f"format version {facts['version']}, this attlas reads up to {_FORMAT_VERSION}"
                 raise _broken_file_error(path, found, "update attlas.")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
         for name, digest in facts["sha256"].items():

@@ -21,15 +21,15 @@ from attlas.matrix.attend import attend
 from attlas.matrix.explain import explain
 
 # Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
-_COORDINATES, _COLUMNS = 16, 128
+_MOST_COORDINATES, _MOST_COLUMNS = 16, 128
 # Part of a row that skipping may leave out, or the rounding of a long line, in parts of its length in bandwidths.
-_TOLERANCE, _ROUNDED = 1e-10, 1e-12
+_SKIPPED_SHARE, _ROUNDING_PER_LENGTH = 1e-10, 1e-12
 # Rounding error of a squared distance made of sums of squares that a slope may have, in squared bandwidths. Weights
 # are made of differences, and never have it.
 _MOST_ROUNDING = {torch.float32: 1e-2, torch.float64: 1e-8}
 
 # Pairs that one thread looks at at a time, and rows at least: the compiled kernels begin at 16.
-_PAIRS, _FEWEST = 1 << 24, 32
+_PAIRS_AT_ONCE, _FEWEST_ROWS = 1 << 24, 32
 _LONG_LINE = 1 << 18  # keys of a line from which on threads share its operations
 
 
@@ -50,12 +50,12 @@ def objective(task: LooTask, rows: Tensor | None = None, dtype: torch.dtype = to
     """Return the leave-one-out error of a task the fastest way that computes it."""
     d, e = task.keys.shape[1], task.values.shape[1]
     slopes = task.kernel in ("gaussian", "epanechnikov", "boxcar") or d == 1
-    few = d <= _COORDINATES and e + 2 * d * (e + 1) <= _COLUMNS
+    few = d <= _MOST_COORDINATES and e + 2 * d * (e + 1) <= _MOST_COLUMNS
     if task.degree or task.keys.device.type != "cpu" or not (slopes and few):
         return LeaveOneOut(task, rows, dtype)
     if not (d == 1 and rows is None):
         n = len(task.keys)
-        count = min(n if rows is None else len(rows), max(_FEWEST, _PAIRS // n))
+        count = min(n if rows is None else len(rows), max(_FEWEST_ROWS, _PAIRS_AT_ONCE // n))
         some, every = (torch.zeros(size, d, dtype=dtype) for size in (count, n))
         # Without compiled kernels each sum is a pass of its own: blocks share their distances with the slopes.
         if explain(attend(some, every, score=KERNELS[task.kernel]())).backend != "native":
@@ -147,7 +147,7 @@ class SummedLeaveOneOut(Objective):
     def _slices_of_rows(self) -> Iterator[slice]:
         """Return slices of rows of some million pairs each; a line is one slice."""
         count = len(self.rows)
-        step = count if self.line else max(_FEWEST, _PAIRS // len(self.task.keys))
+        step = count if self.line else max(_FEWEST_ROWS, _PAIRS_AT_ONCE // len(self.task.keys))
         return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
     def _summed_loss(self, left: _LeftOut, part: slice) -> tuple[Tensor, Tensor]:
@@ -197,7 +197,7 @@ class SummedLeaveOneOut(Objective):
         """Return the sums that rows see of all other keys."""
         if self.line:
             # Rounding grows with the spread of the keys: a tolerance below it cannot be kept.
-            tolerance = min(max(_TOLERANCE, _ROUNDED * float(keys.amax() - keys.amin())), 1e-7)
+            tolerance = min(max(_SKIPPED_SHARE, _ROUNDING_PER_LENGTH * float(keys.amax() - keys.amin())), 1e-7)
             return kernel_sums(
                 kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
             )

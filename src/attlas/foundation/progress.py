@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-_QUICK, _SLOW = 0.1, 10.0  # seconds between two messages: on a terminal, and in a log
+_SECONDS_ON_TERMINAL, _SECONDS_IN_LOG = 0.1, 10.0  # seconds between two messages: on a terminal, and in a log
 
 
 class Progress:
@@ -32,13 +32,13 @@ class Progress:
         self._name, self._on = name, on
         self._moves = on and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._begin = time.perf_counter()
-        self._told = -_SLOW  # seconds at which the last message was written: the first one is written at once
+        self._told = -_SECONDS_IN_LOG  # seconds at which the last message was written: the first one is written at once
         self._text = ""
 
     def __call__(self, text: str) -> None:
         """Show a message, unless the last one is too recent."""
         self._text, seconds = text, time.perf_counter() - self._begin
-        if self._on and seconds - self._told >= (_QUICK if self._moves else _SLOW):
+        if self._on and seconds - self._told >= (_SECONDS_ON_TERMINAL if self._moves else _SECONDS_IN_LOG):
             self._told = seconds
             line = f"  {self._name}: {text}, {seconds:.0f} s"
             sys.stderr.write(f"\r\x1b[K{line}" if self._moves else f"{line}\n")
@@ -55,5 +55,5 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
         elif self._text and error is None:
-            self._told = -_SLOW  # the last message too is written at once
+            self._told = -_SECONDS_IN_LOG  # the last message too is written at once
             self(f"done, {self._text}")

@@ -11,7 +11,7 @@ from attlas.foundation.tiles import Tile
 
 _MOST_CELLS = 16  # cells of a drawing, at most, along each axis
 _MOST_SAMPLES = 8  # queries and keys looked at in one cell of a drawing, at most, along each axis
-_ALL, _PART, _NONE = "■", "▨", "·"
+_ALL_ALLOWED, _PART_ALLOWED, _NONE_ALLOWED = "■", "▨", "·"
 
 
 class Drawable(Protocol):
@@ -71,13 +71,17 @@ def picture(mask: Drawable, m: int | None = None, n: int | None = None) -> str:
         return f"  (no picture at{caption[1:]}: {type(error).__name__}: {reason})"
     full, some = allowed.all(3).all(1).tolist(), allowed.any(3).any(1).tolist()
     lines = [
-        "  " + " ".join(_ALL if whole else _PART if part else _NONE for whole, part in zip(*line, strict=True))
+        "  "
+        + " ".join(
+            _ALL_ALLOWED if whole else _PART_ALLOWED if part else _NONE_ALLOWED
+            for whole, part in zip(*line, strict=True)
+        )
         for line in zip(full, some, strict=True)
     ]
     if rows.step > 1 or columns.step > 1:
         caption += f", a cell is {rows.step:,} × {columns.step:,}"
-    if any(_PART in line for line in lines):
-        caption += f", {_PART} in part"
+    if any(_PART_ALLOWED in line for line in lines):
+        caption += f", {_PART_ALLOWED} in part"
     return "\n".join([*lines, caption])
 
 

@@ -118,9 +118,9 @@ def attend(
     q4, k4, lead = check_inputs(q, k)
     heads = q4.shape[1]
     if score is None and isinstance(scale, Tensor):  # multiplied into the queries, so that it gets a gradient
-        q4, score = q4 * _per_head(scale, q4, lead), _UNSCALED
+        q4, score = q4 * _per_head(scale, q4, lead), _UNSCALED_SCORE
     elif score is None:
-        score = _PLAIN if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
+        score = _PLAIN_SCORE if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
     elif scale is not None:
         rule = "scale belongs to the default score; a score of your own has its own."
         fix = "score=scale * score, or leave score out."
@@ -200,7 +200,7 @@ def attention(
 
 
 _DEFAULT_PLAN = Plan()
-_PLAIN, _UNSCALED = ScaledDot(), ScaledDot(1.0)
+_PLAIN_SCORE, _UNSCALED_SCORE = ScaledDot(), ScaledDot(1.0)
 
 
 def _no_score(score: object) -> DtypeError:

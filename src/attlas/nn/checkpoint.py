@@ -18,7 +18,7 @@ from attlas.errors import CheckpointError, listed, public
 from attlas.foundation.files import save_text, whole_file
 
 _ERROR_WHERE = "GPT2.from_pretrained()"
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 # Buffers of old checkpoints: the causal mask and the number that it was filled with.
 _OLD_BUFFERS = re.compile(r"h\.\d+\.(attn|crossattention)\.(bias|masked_bias)")
 _MOST_NAMES_SHOWN = 4  # names that an error lists
@@ -57,16 +57,16 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
     CheckpointError
         If there are none, or one cannot be read.
     """
-    if (folder / _SINGLE).is_file():
-        return _tensors_of_file(folder, folder / _SINGLE, device)
-    if not (folder / _INDEX).is_file():
+    if (folder / _SINGLE_FILE).is_file():
+        return _tensors_of_file(folder, folder / _SINGLE_FILE, device)
+    if not (folder / _INDEX_FILE).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         rule = "the folder must hold safetensors; a pickle can run any code, and is never read."
         fix = "once, where you trust it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
         raise _checkpoint_error(
-            folder, rule, f"{', '.join(pickled[:_MOST_NAMES_SHOWN])} only" if pickled else f"no {_SINGLE}", fix
+            folder, rule, f"{', '.join(pickled[:_MOST_NAMES_SHOWN])} only" if pickled else f"no {_SINGLE_FILE}", fix
         )
-    places: dict[str, str] = _json_object(folder, folder / _INDEX).get("weight_map", {})
+    places: dict[str, str] = _json_object(folder, folder / _INDEX_FILE).get("weight_map", {})
     found: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
@@ -122,7 +122,7 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
     """Write configuration and weights, each under a temporary name first."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous() for name, t in state.items()}
-    with whole_file(folder / _SINGLE, CheckpointError) as unfinished:
+    with whole_file(folder / _SINGLE_FILE, CheckpointError) as unfinished:
         save_file(tensors, unfinished, {"format": "pt"})
     save_text(settings, folder / "config.json", CheckpointError)
 

@@ -16,7 +16,7 @@ _REACH_IN_DEVIATIONS = 9.0  # standard deviations of a logit; what lies beyond h
 _GRID_STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-7
 _STEP_DEVIATIONS = 0.3  # the same for the grid of the logit, in its standard deviations
 _WIDEST_DEVIATION = 32.0  # standard deviation from which on two terms in 1/σ are used
-_EARLY, _LATE = 36.0, 4.0  # e^-36 is nothing beside 1, and so is exp(-e^4)
+_MARGIN_BELOW, _MARGIN_ABOVE = 36.0, 4.0  # e^-36 is nothing beside 1, and so is exp(-e^4)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _expected_quantities(keys: int, sigma: float) -> tuple[float, float, float]:
     density = torch.exp(-z.square() / 2)
     density /= density.sum()
     reach = sigma * _REACH_IN_DEVIATIONS
-    u = torch.arange(-reach - math.log(keys) - _EARLY, reach + _LATE, _GRID_STEP, dtype=torch.float64)
+    u = torch.arange(-reach - math.log(keys) - _MARGIN_BELOW, reach + _MARGIN_ABOVE, _GRID_STEP, dtype=torch.float64)
     sums = torch.zeros(4, dtype=torch.float64)
     for part in u.split(max(1, 2**20 // len(z))):
         sums += _grid_contributions(part, z, density, keys, sigma)

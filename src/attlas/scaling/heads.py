@@ -21,7 +21,7 @@ from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
 
 _NODES_PER_OCTAVE = 2  # nodes an octave of the table in the variance; one an octave in the number of keys
-_LEAST, _MOST = -8, 20  # powers of 2 between which the variance is looked up
+_LEAST_POWER, _MOST_POWER = -8, 20  # powers of 2 between which the variance is looked up
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _independent_logit_variance(A: AttentionMatrix, seen: Tensor) -> Tensor | No
 def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return `expected` of each row, between the nodes of a table: entropy, largest weight, trace."""
     x = torch.log2(keys.clamp(min=1.0))
-    y = (torch.log2(variance.clamp(min=2.0**_LEAST, max=2.0**_MOST)) - _LEAST) * _NODES_PER_OCTAVE
+    y = (torch.log2(variance.clamp(min=2.0**_LEAST_POWER, max=2.0**_MOST_POWER)) - _LEAST_POWER) * _NODES_PER_OCTAVE
     left, low = x.floor().long(), y.floor().long()
     out = torch.zeros(3, *keys.shape, dtype=torch.float64, device=keys.device)
     # Each cell of the table as one number; `a` and `b` below go to its corners.
@@ -213,7 +213,9 @@ def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for i, place in enumerate(places.tolist()):
         for a in (0, 1):
             for b in (0, 1):
-                node = expected(2 ** (place // 1000 + a), 2.0 ** (_LEAST + (place % 1000 + b) / _NODES_PER_OCTAVE))
+                node = expected(
+                    2 ** (place // 1000 + a), 2.0 ** (_LEAST_POWER + (place % 1000 + b) / _NODES_PER_OCTAVE)
+                )
                 corners[i, a, b] = torch.tensor([node.entropy, node.largest, node.trace])
     corner = corners.to(keys.device)[inverse]
     for a in (0, 1):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 HOST = "127.0.0.1"
-_FIRST_PORT, _PORTS = 8750, 50  # tried one after another; then any that is free
+_FIRST_PORT, _TRIED_PORTS = 8750, 50  # tried one after another; then any that is free
 _TICKET_SECONDS = 60.0  # for which an address of `Server.once` can be opened
 _SHUTDOWN_SECONDS = 1  # for answers that are being sent when the server stops
 
@@ -352,7 +352,7 @@ def _listening_socket(port: int | None) -> socket.socket:
             found = f"port {port} is taken" if taken else f"{os.strerror(error.errno or 0)}: port {port}"
             fix = "another --port, or none for the next that is free"
             raise PortError("the port must be free.", found, fix, where="view") from None
-    for number in range(_FIRST_PORT, _FIRST_PORT + _PORTS):
+    for number in range(_FIRST_PORT, _FIRST_PORT + _TRIED_PORTS):
         try:
             return socket.create_server((HOST, number))
         except OSError:

@@ -23,7 +23,7 @@ from attlas.view.source import atlas_of
 
 _MOST_CELLS = 1 << 24  # weights that all pictures of one output may take
 _MOST_HEADS = 8  # of a matrix
-_LAYERS, _PER_LAYER = 4, 6  # of an atlas
+_MOST_LAYERS, _MOST_PICTURES_PER_LAYER = 4, 6  # of an atlas
 _PICTURE_SIDES = (16, 128)  # pixels of a picture
 
 _MASKED_COLOUR = (128, 128, 128, 40)  # masked: a little grey, on light and dark paper
@@ -81,8 +81,8 @@ def _figures_and_note(entries: list[Entry], several: bool) -> tuple[str, str]:
     """Return the pictures, and what a reader must know of them; `several` says whether the layers are several."""
     chosen = [
         (entry, head)
-        for entry in _spread_items(entries, _LAYERS)
-        for head in _spread_items(list(range(len(entry.heads))), _PER_LAYER if several else _MOST_HEADS)
+        for entry in _spread_items(entries, _MOST_LAYERS)
+        for head in _spread_items(list(range(len(entry.heads))), _MOST_PICTURES_PER_LAYER if several else _MOST_HEADS)
         if 0 not in entry.shape
     ]
     if not chosen:

@@ -17,8 +17,8 @@ from attlas.view import bundle
 from attlas.view.service import Answer, Service
 
 _WORKER_COUNT = 2  # the kernel keeps its processors
-_LOWEST, _HIGHEST = 240, 4000
-_IDS, _NAMES, _FIELDS = 200, 40, 32  # longer than any that the page sends
+_LOWEST_HEIGHT, _HIGHEST_HEIGHT = 240, 4000
+_LONGEST_ID, _LONGEST_NAME, _MOST_FIELDS = 200, 40, 32  # longer than any that the page sends
 
 
 class Viewer(anywidget.AnyWidget):
@@ -72,7 +72,7 @@ class Viewer(anywidget.AnyWidget):
         self._ended = False
         self._pool = ThreadPoolExecutor(_WORKER_COUNT, thread_name_prefix="attlas-view")
         still_class = f"attlas-still-{secrets.token_hex(8)}" if still else ""
-        height = min(_HIGHEST, max(_LOWEST, height))
+        height = min(_HIGHEST_HEIGHT, max(_LOWEST_HEIGHT, height))
         super().__init__(height=height, initial=dict(state or {}), still_class=still_class)
         self.on_msg(self._take_message)
         if self.comm is not None:
@@ -109,7 +109,7 @@ class Viewer(anywidget.AnyWidget):
 
     def _take_message(self, _: object, content: Any, buffers: Sequence[Any]) -> None:
         """Take a message of the page."""
-        if not isinstance(content, dict) or not isinstance(name := content.get("id"), str) or len(name) > _IDS:
+        if not isinstance(content, dict) or not isinstance(name := content.get("id"), str) or len(name) > _LONGEST_ID:
             return
         if content.get("type") == "cancel":
             with self._lock:
@@ -155,8 +155,8 @@ def _is_question(question: object, params: object) -> bool:
     """Return whether a message has the form of a question: a name, and a few texts by name."""
     return (
         isinstance(question, str)
-        and len(question) <= _NAMES
+        and len(question) <= _LONGEST_NAME
         and isinstance(params, dict)
-        and len(params) <= _FIELDS
+        and len(params) <= _MOST_FIELDS
         and all(isinstance(field, str) and isinstance(value, str) for field, value in params.items())
     )

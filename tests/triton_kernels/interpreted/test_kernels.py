@@ -288,7 +288,7 @@ def test_nothing_is_added_atomically() -> None:
 @pytest.fixture
 def comparing(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
     """Let kernels be compared when they are first used, on smaller problems."""
-    for name, value in {"_M": 20, "_N": 36, "_HEADS": 2}.items():
+    for name, value in {"_TESTED_M": 20, "_TESTED_N": 36, "_TESTED_HEADS": 2}.items():
         monkeypatch.setattr(trusted, name, value)
     monkeypatch.setattr(trust, "_faults_of_process", {})
     monkeypatch.setattr(trust, "fault_of", FAULT_OF)

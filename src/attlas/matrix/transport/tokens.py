@@ -21,7 +21,7 @@ from attlas.foundation.tiles import cut
 CHUNK, TURNING_CHUNK = 64, 32
 # Numbers of one factor of the chunks that are computed at once: measured on a CPU, where they stay in its cache.
 # Elsewhere more, for fewer calls.
-_SLICE_NUMBERS, _MORE = 1 << 18, 16
+_SLICE_NUMBERS, _FACTOR_OFF_CPU = 1 << 18, 16
 
 #: The tensors of `GatedTokens`.
 NAMES = ("q", "k", "decay", "write", "erase", "p", "r", "diagonal")
@@ -166,7 +166,7 @@ class GatedTokens:
     def chunks_at_once(self) -> int:
         """Number of chunks whose factors are computed at once."""
         numbers = self.batch * self.heads * self.chunk * max(self.size, self.chunk)
-        most = _SLICE_NUMBERS if self.device.type == "cpu" else _MORE * _SLICE_NUMBERS
+        most = _SLICE_NUMBERS if self.device.type == "cpu" else _FACTOR_OFF_CPU * _SLICE_NUMBERS
         return max(most // max(numbers, 1), 1)
 
     def slices(self) -> Iterator[range]:

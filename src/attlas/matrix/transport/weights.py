@@ -34,7 +34,7 @@ from attlas.matrix.weights import check_kind
 _FEW_ROWS = 16  # so many are carried chunk by chunk without the transitions of many chunks, which take longer to make
 # Rows that a kernel carries token by token in the time in which the factors of as many tokens are made, with a rank one
 # part and without; and rows times tokens that it passes in the time of a few steps over many chunks. Measured on a CPU.
-_TURNING_ROWS, _ROWS, _STEPS = 100, 4, 1 << 17
+_TURNING_ROWS, _PLAIN_ROWS, _CARRIED_STEPS = 100, 4, 1 << 17
 
 
 class TransportWeights(SweptWeights):
@@ -251,7 +251,7 @@ class TransportWeights(SweptWeights):
         the chunks that have a row or a column. Both were measured, see the constants above.
         """
         tokens, hull = self.tokens, range(columns[0], columns[-1] + 1)
-        most = (_TURNING_ROWS if tokens.turns else _ROWS) * busy + _STEPS
+        most = (_TURNING_ROWS if tokens.turns else _PLAIN_ROWS) * busy + _CARRIED_STEPS
         steps = len(rows) < _FEW_ROWS and tokens.turns and self._transitions is None  # chunk by chunk, if not here
         if self.needs_graph or not (steps or len(rows) * (rows[-1] + 1 - hull.start) <= most):
             return None

@@ -15,7 +15,7 @@ from attlas.recording.atlas.manifest import errors_name_file, plain_file_size
 from attlas.recording.atlas.serialization import FormatError
 
 BOOKMARKS = "bookmarks.json"
-_FORMAT, _VERSION = "attlas-bookmarks", 1
+_FORMAT_NAME, _FORMAT_VERSION = "attlas-bookmarks", 1
 _MOST_BOOKMARKS = 500
 _LONGEST_TEXTS = {"name": 200, "at": 4000, "says": 2000}  # characters
 _MOST_FILE_BYTES = 1 << 24  # bytes of the file
@@ -81,8 +81,11 @@ def read_bookmarks(folder: Path) -> list[Bookmark]:
         if size > _MOST_FILE_BYTES:
             raise FormatError(f"{size:,} bytes, more than {_MOST_FILE_BYTES:,}")
         content = json.loads(path.read_bytes())
-        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
-            raise FormatError(f"JSON, but not of the format {_FORMAT!r}, version {_VERSION}")
+        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (
+            _FORMAT_NAME,
+            _FORMAT_VERSION,
+        ):
+            raise FormatError(f"JSON, but not of the format {_FORMAT_NAME!r}, version {_FORMAT_VERSION}")
         return bookmarks_from(content.get("bookmarks"))
 
 
@@ -106,7 +109,7 @@ def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark]) -> None:
         raise RecordingError(rule, "a symbolic link", f"remove {path}.", path=str(path))
     if not listed and not path.exists():
         return
-    content = {"format": _FORMAT, "version": _VERSION, "bookmarks": listed}
+    content = {"format": _FORMAT_NAME, "version": _FORMAT_VERSION, "bookmarks": listed}
     # Half of a surrogate pair, which UTF-8 does not have, becomes \udXXX: an escape of JSON as well.
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "backslashreplace")
     if len(text) > _MOST_FILE_BYTES:

@@ -26,7 +26,7 @@ PICTURE = re.compile(r"image-\d{1,6}\.png")
 # Version 2: the log-sum-exp in float64, which queries are padding, texts of every sequence. All of 1 is read.
 # Version 3 is that of folders with weights that are no softmax, version 4 of those with pictures; others stay readable
 # by older versions of attlas.
-_FORMAT, _VERSION, _OF_KINDS, _OF_SOFTMAX = "attlas-atlas", 4, 3, 2
+_FORMAT_NAME, _FORMAT_VERSION, _OF_KINDS, _OF_SOFTMAX = "attlas-atlas", 4, 3, 2
 _MOST_MANIFEST_BYTES = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
 _EMPTY_DIGEST = "0" * 64
 _DIGEST_FIELD = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -40,8 +40,8 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
     # The checksum is that of the text with zeros in its own place.
     listed = {name: {"bytes": written.size, "sha256": written.sha256} for name, written in files.items()}
     kinds = any("weights" in (record.get("matrix") or ()) for record in content.get("entries", ()))
-    version = _VERSION if content.get("images") else _OF_KINDS if kinds else _OF_SOFTMAX
-    whole = {"format": _FORMAT, "version": version, "sha256": _EMPTY_DIGEST, **content, "files": listed}
+    version = _FORMAT_VERSION if content.get("images") else _OF_KINDS if kinds else _OF_SOFTMAX
+    whole = {"format": _FORMAT_NAME, "version": version, "sha256": _EMPTY_DIGEST, **content, "files": listed}
     text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
     # The first zeros are the checksum's place: it comes before the contents.
     text = text.replace(_EMPTY_DIGEST.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
@@ -78,12 +78,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not text.isascii():
             raise FormatError("its text is not the one that attlas wrote, which is ASCII")
         content = json.loads(text.decode("ascii"), object_pairs_hook=_dict_of_unique_pairs, parse_constant=_no_constant)
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise FormatError(f"JSON, but not of the format {_FORMAT!r}")
+        if not isinstance(content, dict) or content.get("format") != _FORMAT_NAME:
+            raise FormatError(f"JSON, but not of the format {_FORMAT_NAME!r}")
         version, digest = content.get("version"), _DIGEST_FIELD.search(text)
-        if type(version) is int and version > _VERSION:
+        if type(version) is int and version > _FORMAT_VERSION:
             rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
-            raise folder_error(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
+            raise folder_error(
+                folder, MANIFEST, rule, f"{found}, this attlas reads up to {_FORMAT_VERSION}", "update attlas."
+            )
         known, checksum = type(version) is int and version >= 1, content.get("sha256")
         if known and isinstance(checksum, str) and (digest is None or digest[1].decode() != checksum):
             raise FormatError("its text is not the one that attlas wrote: another program has written the JSON again")

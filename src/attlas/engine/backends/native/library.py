@@ -28,7 +28,7 @@ from attlas.errors import BackendError, TooLargeError, listed
 SETS = ("baseline", "avx2", "avx512", "amx")
 
 _LIBRARY_FILE = Path(__file__).with_name("_kernels.so")
-_WHERE, _REBUILD = "attlas.engine.backends.native", "build the kernels again: make native."
+_ERROR_WHERE, _REBUILD_FIX = "attlas.engine.backends.native", "build the kernels again: make native."
 # Structures that do not have the name of their function.
 _PARAMS_STRUCTS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
 _C_NUMBER_TYPES: dict[str, Any] = {
@@ -77,7 +77,7 @@ class _LoadedLibrary:
         if size != ctypes.sizeof(kind):
             rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
             found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
-            raise BackendError(rule, found, _REBUILD, where=_WHERE)
+            raise BackendError(rule, found, _REBUILD_FIX, where=_ERROR_WHERE)
         function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         function.restype = ctypes.c_int32
         address = ctypes.cast(function, ctypes.c_void_p).value
@@ -235,16 +235,16 @@ class Kernels:
         if library is None or why_not is not None:
             remedy = "install a C++ compiler and attlas again" if library is None else "unset ATTLAS_NATIVE"
             rule, fix = "the native kernels must be there to be called.", f"{remedy}, or use Plan(backend='tiled')."
-            raise BackendError(rule, why_not or "", fix, where=_WHERE)
+            raise BackendError(rule, why_not or "", fix, where=_ERROR_WHERE)
         function = library.function(entry)
         if not fields.keys() <= function.fields:
             rule = f"{function.structure.__name__} must have every field that is set."
             absent = listed(sorted(fields.keys() - function.fields))
-            raise BackendError(rule, f"no {absent}", _REBUILD, where=_WHERE)
+            raise BackendError(rule, f"no {absent}", _REBUILD_FIX, where=_ERROR_WHERE)
         status = library.run(function, function.structure(**fields), self._number)
         if status == library.codes["NO_MEMORY"]:
             rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
-            raise TooLargeError(rule, f"no memory left for {entry}", fix, where=_WHERE)
+            raise TooLargeError(rule, f"no memory left for {entry}", fix, where=_ERROR_WHERE)
         return status
 
 

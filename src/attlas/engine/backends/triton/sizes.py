@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: Programs below which several share the keys of a row, for each multiprocessor; and fewest keys of a share.
-_PROGRAMS, _KEYS = 2, 512
+_PROGRAMS_PER_PROCESSOR, _LEAST_KEYS_OF_PROGRAM = 2, 512
 _USUAL_MULTIPROCESSORS = 132  # where torch cannot tell how many there are
 
 
@@ -109,5 +109,5 @@ def major_of(device: torch.device) -> int:
 
 def splits_of(programs: int, n: int, like: Tensor) -> int:
     """Return how many programs share the keys of a row: more than one where there are few rows and many keys."""
-    wanted = -(-_PROGRAMS * _multiprocessor_count(like.device) // max(programs, 1))
-    return max(min(wanted, n // _KEYS), 1)
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * _multiprocessor_count(like.device) // max(programs, 1))
+    return max(min(wanted, n // _LEAST_KEYS_OF_PROGRAM), 1)

@@ -26,7 +26,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import spread_heads
 
 # Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
-_BATCH, _HEADS, _M, _N = 1, 4, 144, 208
+_TESTED_BATCH, _TESTED_HEADS, _TESTED_M, _TESTED_N = 1, 4, 144, 208
 _KIND_NAMES = {code: kind.__name__ for kind, code in pairs.KINDS.items()}
 _COMPARED_TERMS = ("row", "log", "square", "column", "lse", "mean", "linear", "centre")
 _COMPARED_FORMS = ("weights", "logits", "log weights")
@@ -140,19 +140,21 @@ def compare(
 ) -> str | None:
     """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
     small, tolerance = _small_problem(of), trust.TOLERANCE[v_dtype or of.q.dtype]
-    v = _random_numbers((*small.k.shape[:2], _N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
+    v = _random_numbers((*small.k.shape[:2], _TESTED_N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
     if "gradient" in wanted:
         return _compare_gradients(small, lse, tolerance)
     if wanted.keys() & set(_COMPARED_FORMS):
         (form,) = wanted
         found = {
-            form: launch.cells(small, range(3, _M), range(5, _N), None if form == "logits" else lse, log=form[0] == "l")
+            form: launch.cells(
+                small, range(3, _TESTED_M), range(5, _TESTED_N), None if form == "logits" else lse, log=form[0] == "l"
+            )
         }
         cells = {"weights": weights, "logits": logits, "log weights": logits - finite(lse).unsqueeze(-1)}
         right = {form: cells[form][:, :, 3:, 5:]}
     else:
-        edges = [0, 2 * _M // 3, _M], [0, _N // 4, 2 * _N // 3, _N]
+        edges = [0, 2 * _TESTED_M // 3, _TESTED_M], [0, _TESTED_N // 4, 2 * _TESTED_N // 3, _TESTED_N]
         asked = {name: edges if name.startswith("picture") else value for name, value in wanted.items()}
         some = found_by(small, asked, v, lse if lse_known else None, 1 << 24, complete=of.sink is None)
         if some is None:
@@ -260,17 +262,17 @@ def _small_problem(of: Operands) -> Operands:
     """Return a small problem for which the same kernels are compiled."""
     dtype, device, size = of.q.dtype, of.q.device, of.size
     group = 1 if of.q.shape[1] == of.k.shape[1] else 2
-    rows = torch.arange(_M, device=device)
+    rows = torch.arange(_TESTED_M, device=device)
     first = (rows - 40).clamp(min=0).to(torch.int32).view(1, 1, -1)
-    stop = (rows + 50).clamp(max=_N).to(torch.int32).view(1, 1, -1).clone()
+    stop = (rows + 50).clamp(max=_TESTED_N).to(torch.int32).view(1, 1, -1).clone()
     stop[..., 7] = 0  # a query without a key
     masked, scale = of.first is not None, 2.0 / math.sqrt(size)
 
     def table(like: Tensor | None, length: int) -> Tensor | None:
         return None if like is None else torch.linspace(-2, 1, length, device=device).view(1, 1, -1).contiguous()
 
-    q = _random_numbers((_BATCH, _HEADS, _M), size, dtype, device, 1)
-    k = _random_numbers((_BATCH, _HEADS // group, _N), size, dtype, device, 2)
+    q = _random_numbers((_TESTED_BATCH, _TESTED_HEADS, _TESTED_M), size, dtype, device, 1)
+    k = _random_numbers((_TESTED_BATCH, _TESTED_HEADS // group, _TESTED_N), size, dtype, device, 2)
     own = None
     if of.pairs is not None:
         own = _pairs_of_kind(of.kind, size, q, k)
@@ -283,13 +285,13 @@ def _small_problem(of: Operands) -> Operands:
         cap=of.cap,
         first=first if masked else None,
         stop=stop if masked else None,
-        keys=table(of.keys, _N),
-        distances=table(of.distances, _M + _N - 1),
+        keys=table(of.keys, _TESTED_N),
+        distances=table(of.distances, _TESTED_M + _TESTED_N - 1),
         row=None,
-        sink=None if of.sink is None else torch.linspace(-1, 3, _HEADS, dtype=torch.float64, device=device),
+        sink=None if of.sink is None else torch.linspace(-1, 3, _TESTED_HEADS, dtype=torch.float64, device=device),
         pairs=own,
-        m=_M,
-        n=_N,
+        m=_TESTED_M,
+        n=_TESTED_N,
     )
 
 
