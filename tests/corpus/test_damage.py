@@ -359,7 +359,7 @@ def test_a_process_starts_while_another_one_ends(
             attlas.corpus(model, made / "in", tmp_path / "read", rank=rank, world=2, **OPTIONS)
     assert (tmp_path / "read" / "parts").exists()
     names = ((building, "hold"), (building, "mutex"), (building, "load_run"), (building, "parts_of"),
-             (building, "Journal"), (locks, "mutex"), (locks, "_opened"))  # fmt: skip
+             (building, "Journal"), (locks, "mutex"), (locks, "_open_lock_file"))  # fmt: skip
     for step in range(0, 60, 2):
         folder, left, inside = tmp_path / str(step), [step], [False]
         shutil.copytree(tmp_path / "read", folder)
