@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import multiprocessing
 import re
@@ -27,6 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from sweep_cases import CASES, Case
 from sweep_models import NAMES_ONLY, PARTS_OF, configuration_auto, first_line, models_of, transformers
 
 # isort: split
@@ -69,12 +71,26 @@ REASONS: dict[str, str] = {
     "minimax_m3_vl": _CHOSEN_BY_PADDING,
     "minimax_m3_vl_text": _CHOSEN_BY_PADDING,
     "grounding-dino": _ADDED,
+    "mm-grounding-dino": _ADDED,
     "granite_swa": _NO_SINK,
     "granitemoe_swa": _NO_SINK,
     "nemotron3_5_asr": _INVERTED,
     "nemotron_asr_streaming": _INVERTED,
     "nemotron_asr_streaming_encoder": _INVERTED,
 }
+# Why a type fails.
+FAILURES = {
+    "informer": "its encoder halves the series between layers and takes no mask of the old size; where nothing is hidden"
+    " eager gives it none, attlas a lazy one",
+}
+# Libraries that a type needs and no test of it can do without, and why they may be missing.
+LIBRARIES = {
+    "dinat": ("natten", "releases from 0.20 on have no natten2dqkrpb, which it calls; older ones have no wheel"),
+    "layoutlmv2": ("detectron2", "PyPI has neither a wheel nor a source of it"),
+}
+# Types that transformers itself cannot build, whatever the sizes.
+_SHARED_KEYS = "its configuration demands that all layers share keys, and the text configuration in it refuses that"
+UNBUILT = dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _SHARED_KEYS)
 
 
 def watch(model: nn.Module, given: dict[str, Tensor], implementation: str) -> tuple[list[Tensor], list[Any]]:
@@ -169,6 +185,10 @@ def compare(kind: str) -> dict[str, Any]:
         return {"state": "part", "reason": f"a part of {PARTS_OF[kind]}, in whose row it is compared"}
     if kind in NAMES_ONLY:
         return {"state": "no model", "reason": NAMES_ONLY[kind]}
+    library, why = LIBRARIES.get(kind, ("", ""))
+    if library and importlib.util.find_spec(library) is None:
+        return {"state": "library missing", "reason": f"needs {library}: {why}"}
+    reference = CASES.get(kind, Case()).reference
     failures: list[str] = []
     built: list[tuple[str, str]] = []
     start = time.process_time()
@@ -177,30 +197,40 @@ def compare(kind: str) -> dict[str, Any]:
         said: list[str] = []
         try:
             way, (wanted, weights) = first_that_runs(
-                model, lambda given, model=model: watch(model, given, "eager"), said
+                model, lambda given, model=model: watch(model, given, reference), said
             )
         except LookupError:
             built.append((type(model).__name__, said[0] if said else ""))
             if time.process_time() - start > LONGEST:
                 break
             continue
-        return {"class": type(model).__name__, **judged(kind, model, way, wanted, weights)}
+        return {"class": type(model).__name__, **judged(kind, model, way, wanted, weights, reference)}
     if built:
         return {"class": built[0][0], "state": "not run on eager", "reason": built[0][1]}
-    return {"state": "not built", "reason": "; ".join(failures)[:300] or "no class of transformers for it"}
+    reason = "; ".join(filter(None, (UNBUILT.get(kind), *failures[:1]))) or "no class of transformers for it"
+    return {"state": "not built", "reason": reason[:400]}
 
 
 def judged(
-    kind: str, model: nn.Module, way: tuple[str, ...], wanted: list[Tensor], their_weights: list[Any]
+    kind: str,
+    model: nn.Module,
+    way: tuple[str, ...],
+    wanted: list[Tensor],
+    their_weights: list[Any],
+    reference: str = "eager",
 ) -> dict[str, Any]:
-    """Return the row of a model that runs on eager: its outputs, weights and gradients beside those of attlas."""
+    """Return the row of a model that runs on eager: its outputs, weights and gradients beside those of attlas.
+
+    With another `reference`, which returns no weights, outputs and gradients alone are compared.
+    """
     given, text = inputs_for(model, True, way)
     row: dict[str, Any] = {"inputs": list(given), "not captured": len(modules_without_interface(model))}
     try:
         found, weights = watch(model, given, "attlas")
-    except Exception:
+    except Exception as error:  # noqa: BLE001  # the row must say what happened
         if their_weights:
-            raise
+            reason = "; ".join(filter(None, (FAILURES.get(kind), f"{type(error).__name__}: {first_line(error)}")))
+            return row | {"state": "failed on attlas", "reason": reason}
         found, weights = [], []  # attention of its own that takes no mask of the interface
     if not any(isinstance(A, attlas.AttentionMatrix) for A in weights):
         weights = []  # none, or dense ones of an eager function that is called on every implementation
@@ -209,7 +239,11 @@ def judged(
         row["calls"] = len(weights)
         row["keys"] = fewest_keys(their_weights)
         row["outputs"] = distance(found, wanted, text)
-        row["weights"], row["compared"] = weight_distance(weights, their_weights, None)
+        row["weights"], row["compared"] = 0.0, 0
+        if reference == "eager":
+            row["weights"], row["compared"] = weight_distance(weights, their_weights, None)
+        else:
+            row["reason"] = f"transformers has no eager for it: compared with {reference}, which returns no weights"
         if text is not None:
             row["weights of text"] = weight_distance(weights, their_weights, text)[0]
         if max(row["outputs"], row["weights"]) <= TOLERANCE:
@@ -225,23 +259,42 @@ def judged(
         beside = f"beside the calls, {row['not captured']} modules have {why_none(model)}"
         row["reason"] = "; ".join(filter(None, (row.get("reason"), beside)))
     if row["state"] == "equal":
-        row["gradients"] = gradient_distance(model, given, text, lazily=not weights)
+        row["gradients"] = gradient_distance(model, given, text, reference, lazily=not weights)
         if isinstance(row["gradients"], float) and row["gradients"] > GRADIENT_TOLERANCE:
-            model.double()
-            exact = {k: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for k, t in given.items()}
-            row["in float64"] = gradient_distance(model, exact, text, lazily=not weights)
-            rounds = isinstance(row["in float64"], float) and row["in float64"] < 1e-9
-            row |= {"state": "different", "reason": "rounding: gradients are equal in float64" if rounds else ""}
+            row |= exact_gradients(model, given, text, lazily=not weights)
     return row
 
 
-def gradient_distance(model: nn.Module, given: dict[str, Any], text: Tensor | None, *, lazily: bool) -> float | str:
-    """Return the largest difference of a gradient of a parameter, or the error that eager raises in its place.
+def exact_gradients(model: nn.Module, given: dict[str, Any], text: Tensor | None, *, lazily: bool) -> dict[str, Any]:
+    """Return what the difference of the gradients is in float64, and the reason of it: "" where it is no rounding.
+
+    Where eager computes its softmax in float32 even so, the difference from torch's own `sdpa` says it.
+    """
+    model.double()
+    torch.set_default_dtype(torch.float64)
+    exact = {k: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for k, t in given.items()}
+    found: dict[str, Any] = {"state": "different", "reason": ""}
+    try:
+        for name, reference in (("in float64", "eager"), ("in float64, to sdpa", "sdpa")):
+            found[name] = gradient_distance(model, exact, text, reference, lazily=lazily)
+            if isinstance(found[name], float) and found[name] < 1e-9:
+                return found | {"reason": f"rounding: gradients are equal {name}"}
+            if lazily:
+                break  # a model that writes its attention out has no other
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return found
+
+
+def gradient_distance(
+    model: nn.Module, given: dict[str, Any], text: Tensor | None, reference: str, *, lazily: bool
+) -> float | str:
+    """Return the largest difference of a gradient of a parameter, or the error that the reference raises in its place.
 
     It is relative to the largest gradient of the parameter, or to 0.01 of that of the model if this is larger.
     """
     try:
-        wanted = gradients(model, given, text, "eager")
+        wanted = gradients(model, given, text, reference)
     except Exception as error:  # noqa: BLE001  # what a family cannot train
         return f"{type(error).__name__}: {first_line(error)}"
     with attlas.lazily(model) if lazily else contextlib.nullcontext():
@@ -467,8 +520,9 @@ VERDICTS = {
     "failed on attlas": "fails on attlas",
     "part": "compared within another type",
     "no model": "no model of its own",
-    "not run on eager": "does not run in eager either, as it is built here",
-    "not built": "does not run in eager either, as it is built here",
+    "not run on eager": "does not run in eager either",
+    "not built": "does not run in eager either",
+    "library missing": "needs a library that has no wheel",
 }
 
 HEAD = """# Every model type of transformers on attlas
