@@ -44,7 +44,7 @@ from sweep_inputs import first_that_runs, fresh, inputs_for
 
 TOLERANCE = 1e-4
 LINEAR = "## Layers of linear attention"
-SECONDS = 120
+SECONDS = 300
 LONGEST = 12.0
 MEMORY = 12 * 2**30
 LEAST_EQUAL = 300
