@@ -80,8 +80,8 @@ REASONS: dict[str, str] = {
 }
 # Why a type fails.
 FAILURES = {
-    "informer": "its encoder halves the series between layers and takes no mask of the old size; where nothing is hidden"
-    " eager gives it none, attlas a lazy one",
+    "informer": "its encoder halves the series between layers and takes no mask of the old size; where nothing hides"
+    " a key, eager gives it none, attlas a lazy one",
 }
 # Libraries that a type needs and no test of it can do without, and why they may be missing.
 LIBRARIES = {

@@ -774,6 +774,11 @@ CASES: dict[str, Case] = {
             "pair_transition_intermediate_size": 48,
             "folding_trunk_num_hidden_layers": 2,
             "num_loops": 1,
+            **{
+                f"{part}.{name}": 1
+                for part in ("atom_encoder", "structure_head.diffusion_module.atom_encoder")
+                for name in ("num_uid_rope_pairs", "num_spatial_rope_pairs_per_axis")
+            },
             "chunk_size": None,
             "atom_encoder.output_dim": 32,
             "structure_head.diffusion_module.pair_intermediate_size": 48,
@@ -804,7 +809,7 @@ CASES: dict[str, Case] = {
                 },
             }
         },
-        sizes={"vision_config.hidden_size": 32, "image_seq_length": 64},
+        sizes={"vision_config.hidden_size": 64, "image_seq_length": 64},
         inputs=lambda m: {
             "pixel_values": m.normal(BATCH, 3, 64, 64),
             "input_ids": m.placed(m.words(80), 64),
@@ -890,13 +895,15 @@ CASES: dict[str, Case] = {
                 "depths": (1, 1, 1, 1),
                 "num_heads": (2, 2, 2, 2),
             },
-            "decoder_hidden_dim": 24,
+            "decoder_hidden_dim": 32,
             "decoder_num_layers": 2,
             "decoder_num_heads": 4,
             "num_queries": 40,
-            "text_projection_in_dim": 32,
-            "text_projection_out_dim": 32,
-            "class_embed_dim": 32,
+            "text_projection_in_dim": 48,
+            "text_projection_out_dim": 48,
+            "class_embed_dim": 48,
+            "text_config.hidden_size": 48,
+            "text_config.projection_dim": 48,
             "task_encoder_hidden_dim": 48,
             "encoder_dim_feedforward": 48,
             "decoder_dim_feedforward": 48,
