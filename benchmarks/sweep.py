@@ -7,6 +7,11 @@ than every window, chunk and number of chosen keys, so that these hide keys. Com
 places of text, and the weights of every call of the attention function, rows that see no key aside. What differs is run
 again without padding, and on torch's own ``sdpa``, and must have a reason in `REASONS`; the run fails where one has
 none.
+
+Some types need more libraries, which attlas itself does not: ``pip install --no-deps timm==1.0.31 torchvision==0.28.0
+torchaudio==2.11.0 einops scipy``. The wheels of the last two are built for a torch with CUDA: `sweep_models` declares
+the operators that torchvision misses, and the folder ``torchaudio/lib`` must be removed. Sizes and inputs of types that
+no rule makes small are in `sweep_cases`.
 """
 
 from __future__ import annotations
@@ -530,13 +535,19 @@ HEAD = """# Every model type of transformers on attlas
 transformers {version}, {types} model types. Each is built small and random, and run on eager and on attlas with texts
 padded on the left; `benchmarks/sweep.py` says how. *outputs*: largest difference at places of text, relative to the
 largest number; *weights*: largest difference of a weight in rows that see a key, over *compared* of all *calls*;
-*gradients*: largest difference of a parameter's gradient, relative to the largest one of that parameter; *commit*: that
-of attlas in the run that the row is from (rows of 63bf7a17b are on 40 tokens, and without gradients);
-*keys*: the fewest keys that the last query of the unpadded text sees in a call, of all; a window, a chunk or a choice
-hides the others. Types that write their attention out by hand run in a block of `attlas.lazily`, and *calls* are the
-attentions that ``record(model, handwritten=True)`` finds.
+*gradients*: largest difference of a parameter's gradient, relative to the largest one of that parameter, in {gradients}
+rows; it is empty where no gradients were compared; *commit*: that of attlas in the run that the row is from (rows of
+63bf7a17b are on 40 tokens, and without gradients; all others are on at least 64 tokens, patches or steps where the
+type takes so many); *keys*: the fewest keys that the last query of the unpadded text sees in a call, of all; a window,
+a chunk or a choice hides the others. Types that write their attention out by hand run in a block of `attlas.lazily`,
+and *calls* are the attentions that ``record(model, handwritten=True)`` finds.
 
 """
+
+
+def number(measured: Any) -> str:
+    """Return the cell of a measured number, or of what stands in its place."""
+    return f"{measured:.0e}" if isinstance(measured, float) else str(measured or "")[:40]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -550,15 +561,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- " * 11 + "|",
     ]
     for row in sorted(rows, key=lambda row: (-counts[row["state"]], row["state"], row["type"])):
-        numbers = [
-            f"{row[name]:.0e}" if isinstance(row.get(name), float) else ""
-            for name in ("outputs", "weights", "gradients")
-        ]
+        numbers = [number(row.get(name)) for name in ("outputs", "weights", "gradients")]
         reason = row.get("reason", "").replace("|", "/").replace("\n", " ")
         cells = [row["type"], row.get("class", ""), row["state"]]
         cells += [row.get(name, "") for name in ("calls", "compared", "keys")]
         lines.append("| " + " | ".join(map(str, [*cells, *numbers, row.get("commit", ""), reason])) + " |")
-    return HEAD.format(version=transformers.__version__, types=len(rows)) + "\n".join(lines) + "\n"
+    head = HEAD.format(
+        version=transformers.__version__,
+        types=len(rows),
+        gradients=sum(isinstance(row.get("gradients"), float) for row in rows),
+    )
+    return head + "\n".join(lines) + "\n"
 
 
 def main() -> None:
