@@ -310,7 +310,7 @@ def _residues(m: Any) -> dict[str, Any]:
     """Return a protein of 72 residues with two atoms each, its second copy shorter."""
     module = sys.modules[type(m.model).__module__]
     tokens, places = m.tokens, torch.arange(m.tokens)
-    text = m.text.flip(-1)
+    text = m.text.flip(-1).bool()
     of_atom = places.repeat_interleave(2).expand(BATCH, -1)
 
     def atoms() -> Any:
