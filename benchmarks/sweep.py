@@ -264,7 +264,7 @@ def judged(
                 "rows of padding that see no key in a window see some in a later layer, from what eager made of them"
             )
         else:
-            return row | {"state": "different"} | explained(kind, model, way, row["weights"])
+            return row | {"state": "different"} | explained(kind, model, way, row["weights"], reference)
     if row["state"] == "equal" and weights and row["not captured"]:
         beside = f"beside the calls, {row['not captured']} modules have {why_none(model)}"
         row["reason"] = "; ".join(filter(None, (row.get("reason"), beside)))
@@ -443,7 +443,9 @@ def below(measured: Any) -> bool:
     return isinstance(measured, float) and measured <= TOLERANCE
 
 
-def explained(kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all: float) -> dict[str, Any]:
+def explained(
+    kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all: float, reference: str
+) -> dict[str, Any]:
     """Return what else can be measured of a difference, and the reason of it, "" where there is none."""
     found: dict[str, Any] = {}
     given, text = inputs_for(model, True, more)
@@ -453,20 +455,25 @@ def explained(kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all
     except Exception as error:  # noqa: BLE001  # a family may refuse it
         found["to sdpa"] = f"{type(error).__name__}: {first_line(error)}"
     plain, text = inputs_for(model, False, more)
-    wanted, their_weights = watch(model, plain, "eager")
+    wanted, their_weights = watch(model, plain, reference)
     outputs, weights = watch(model, plain, "attlas")
     blind = any(bool((A.lse == -torch.inf).any()) for A in weights)
-    found["without padding"] = max(distance(outputs, wanted, text), weight_distance(weights, their_weights, None)[0])
+    found["without padding"] = distance(outputs, wanted, text)
+    if their_weights:
+        found["without padding"] = max(found["without padding"], weight_distance(weights, their_weights, None)[0])
     model.double()
     exact = {name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in plain.items()}
+    torch.set_default_dtype(torch.float64)
     try:
-        wanted, their_weights = watch(model, exact, "eager")
+        wanted, their_weights = watch(model, exact, reference)
         outputs, weights = watch(model, exact, "attlas")
         found["in float64"] = distance(outputs, wanted, text)
         if their_weights:
             found["in float64"] = max(found["in float64"], weight_distance(weights, their_weights, None)[0])
     except Exception as error:  # noqa: BLE001  # as above
         found["in float64"] = f"{type(error).__name__}: {first_line(error)}"
+    finally:
+        torch.set_default_dtype(torch.float32)
     reason = REASONS.get(kind, "")
     if reason:
         return found | {"reason": reason}
