@@ -264,7 +264,10 @@ def judged(
                 "rows of padding that see no key in a window see some in a later layer, from what eager made of them"
             )
         else:
-            return row | {"state": "different"} | explained(kind, model, way, row["weights"], reference)
+            found_more = explained(kind, model, way, row["weights"], reference)
+            if found_more["reason"] and reference != "eager":
+                found_more["reason"] = f"{row['reason']}; {found_more['reason']}"
+            return row | {"state": "different"} | found_more
     if row["state"] == "equal" and weights and row["not captured"]:
         beside = f"beside the calls, {row['not captured']} modules have {why_none(model)}"
         row["reason"] = "; ".join(filter(None, (row.get("reason"), beside)))
