@@ -139,7 +139,7 @@ def tensors(outputs: Any) -> Iterator[Tensor]:
             yield outputs
     elif isinstance(outputs, dict):
         for name, part in outputs.items():
-            if "past_key_values" not in name and "cache" not in name and "attentions" not in name:
+            if not any(part in str(name) for part in ("past_key_values", "cache", "attentions")):
                 yield from tensors(part)
     elif isinstance(outputs, tuple | list):
         for part in outputs:
@@ -423,7 +423,7 @@ def without_weights(outputs: Any, weights: list[Any]) -> Any:
     if isinstance(outputs, dict):
         rest = {}
         for name, part in outputs.items():
-            if "attentions" in name:
+            if "attentions" in str(name):
                 weights.extend(matrices(part))
             else:
                 rest[name] = without_weights(part, weights)

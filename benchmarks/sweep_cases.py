@@ -219,6 +219,21 @@ def _video(m: Any) -> dict[str, Any]:
     return {"inference_session": session, "frame_idx": 0}
 
 
+def _described_video(m: Any) -> dict[str, Any]:
+    """Return one frame of a video and the words for what is looked for in it."""
+    frames, words = m.normal(2, 3, 128, 128), m.words(72)[:1]
+    module = sys.modules[type(m.model).__module__]
+
+    def session() -> Any:
+        dtype = next(m.model.parameters()).dtype
+        made = module.Sam3VideoInferenceSession(video=frames, video_height=128, video_width=128, dtype=dtype)
+        number = made.add_prompt("a thing")
+        made.prompt_input_ids[number], made.prompt_attention_masks[number] = words, torch.ones_like(words)
+        return made
+
+    return {"inference_session": session, "frame_idx": 0}
+
+
 _SOUND_CODEC = {
     "depths": [1] * 7,
     "num_filters": 4,
@@ -957,6 +972,21 @@ CASES: dict[str, Case] = {
             **_MEMORY,
         },
         inputs=_video,
+    ),
+    "sam3_video": Case(
+        whole=True,
+        given={
+            "detector_config": {"model_type": "sam3", **_SAM3},
+            "tracker_config": {
+                "model_type": "sam3_tracker_video",
+                "vision_config": _SAM3_VISION,
+                "prompt_encoder_config": _PROMPTS,
+                "mask_decoder_config": _MASKS,
+                **_MEMORY,
+            },
+            "low_res_mask_size": 32,
+        },
+        inputs=_described_video,
     ),
     "sam2_video": Case(
         whole=True,
