@@ -7,12 +7,18 @@ than every window, chunk and number of chosen keys, so that these hide keys. Com
 places of text, and the weights of every call of the attention function, rows that see no key aside. What differs is run
 again without padding, and on torch's own ``sdpa``, and must have a reason in `REASONS`; the run fails where one has
 none.
+
+Some types need more libraries, which attlas itself does not: ``pip install --no-deps timm==1.0.31 torchvision==0.28.0
+torchaudio==2.11.0 einops scipy``. The wheels of the last two are built for a torch with CUDA: `sweep_models` declares
+the operators that torchvision misses, and the folder ``torchaudio/lib`` must be removed. Sizes and inputs of types that
+no rule makes small are in `sweep_cases`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import multiprocessing
 import re
@@ -27,6 +33,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from sweep_cases import CASES, Case
 from sweep_models import NAMES_ONLY, PARTS_OF, configuration_auto, first_line, models_of, transformers
 
 # isort: split
@@ -42,7 +49,7 @@ from sweep_inputs import first_that_runs, fresh, inputs_for
 
 TOLERANCE = 1e-4
 LINEAR = "## Layers of linear attention"
-SECONDS = 120
+SECONDS = 300
 LONGEST = 12.0
 MEMORY = 12 * 2**30
 LEAST_EQUAL = 300
@@ -64,17 +71,36 @@ _ADDED = (
     " it as a mask, and agree on the text to 1e-6 (then the choice of the best proposals differs, too)"
 )
 _RECURRENT = "rounding: softmax is float32 on eager, and 128 calls in a row enlarge its 1e-7; equal to sdpa bit for bit"
+_VOCODER = (
+    "rounding: the vocoder enlarges it: other parameters by 1e-7 change eager's own gradients by 7e-3; it makes tensors"
+    " of float32, and cannot run in float64"
+)
 REASONS: dict[str, str] = {
+    "fastspeech2_conformer_with_hifigan": _VOCODER,
     "hrm_text": _RECURRENT,
     "minimax_m3_vl": _CHOSEN_BY_PADDING,
     "minimax_m3_vl_text": _CHOSEN_BY_PADDING,
     "grounding-dino": _ADDED,
+    "mm-grounding-dino": _ADDED,
     "granite_swa": _NO_SINK,
     "granitemoe_swa": _NO_SINK,
     "nemotron3_5_asr": _INVERTED,
     "nemotron_asr_streaming": _INVERTED,
     "nemotron_asr_streaming_encoder": _INVERTED,
 }
+# Why a type fails.
+FAILURES = {
+    "informer": "its encoder halves the series between layers and takes no mask of the old size; where nothing hides"
+    " a key, eager gives it none, attlas a lazy one",
+}
+# Libraries that a type needs and no test of it can do without, and why they may be missing.
+LIBRARIES = {
+    "dinat": ("natten", "releases from 0.20 on have no natten2dqkrpb, which it calls; older ones have no wheel"),
+    "layoutlmv2": ("detectron2", "PyPI has neither a wheel nor a source of it"),
+}
+# Types that transformers itself cannot build, whatever the sizes.
+_SHARED_KEYS = "its configuration demands that all layers share keys, and the text configuration in it refuses that"
+UNBUILT = dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _SHARED_KEYS)
 
 
 def watch(model: nn.Module, given: dict[str, Tensor], implementation: str) -> tuple[list[Tensor], list[Any]]:
@@ -113,7 +139,7 @@ def tensors(outputs: Any) -> Iterator[Tensor]:
             yield outputs
     elif isinstance(outputs, dict):
         for name, part in outputs.items():
-            if "past_key_values" not in name and "cache" not in name and "attentions" not in name:
+            if not any(part in str(name) for part in ("past_key_values", "cache", "attentions")):
                 yield from tensors(part)
     elif isinstance(outputs, tuple | list):
         for part in outputs:
@@ -169,6 +195,10 @@ def compare(kind: str) -> dict[str, Any]:
         return {"state": "part", "reason": f"a part of {PARTS_OF[kind]}, in whose row it is compared"}
     if kind in NAMES_ONLY:
         return {"state": "no model", "reason": NAMES_ONLY[kind]}
+    library, why = LIBRARIES.get(kind, ("", ""))
+    if library and importlib.util.find_spec(library) is None:
+        return {"state": "library missing", "reason": f"needs {library}: {why}"}
+    reference = CASES.get(kind, Case()).reference
     failures: list[str] = []
     built: list[tuple[str, str]] = []
     start = time.process_time()
@@ -177,30 +207,40 @@ def compare(kind: str) -> dict[str, Any]:
         said: list[str] = []
         try:
             way, (wanted, weights) = first_that_runs(
-                model, lambda given, model=model: watch(model, given, "eager"), said
+                model, lambda given, model=model: watch(model, given, reference), said
             )
         except LookupError:
             built.append((type(model).__name__, said[0] if said else ""))
             if time.process_time() - start > LONGEST:
                 break
             continue
-        return {"class": type(model).__name__, **judged(kind, model, way, wanted, weights)}
+        return {"class": type(model).__name__, **judged(kind, model, way, wanted, weights, reference)}
     if built:
         return {"class": built[0][0], "state": "not run on eager", "reason": built[0][1]}
-    return {"state": "not built", "reason": "; ".join(failures)[:300] or "no class of transformers for it"}
+    reason = "; ".join(filter(None, (UNBUILT.get(kind), *failures[:1]))) or "no class of transformers for it"
+    return {"state": "not built", "reason": reason[:400]}
 
 
 def judged(
-    kind: str, model: nn.Module, way: tuple[str, ...], wanted: list[Tensor], their_weights: list[Any]
+    kind: str,
+    model: nn.Module,
+    way: tuple[str, ...],
+    wanted: list[Tensor],
+    their_weights: list[Any],
+    reference: str = "eager",
 ) -> dict[str, Any]:
-    """Return the row of a model that runs on eager: its outputs, weights and gradients beside those of attlas."""
+    """Return the row of a model that runs on eager: its outputs, weights and gradients beside those of attlas.
+
+    With another `reference`, which returns no weights, outputs and gradients alone are compared.
+    """
     given, text = inputs_for(model, True, way)
     row: dict[str, Any] = {"inputs": list(given), "not captured": len(modules_without_interface(model))}
     try:
         found, weights = watch(model, given, "attlas")
-    except Exception:
+    except Exception as error:  # noqa: BLE001  # the row must say what happened
         if their_weights:
-            raise
+            reason = "; ".join(filter(None, (FAILURES.get(kind), f"{type(error).__name__}: {first_line(error)}")))
+            return row | {"state": "failed on attlas", "reason": reason}
         found, weights = [], []  # attention of its own that takes no mask of the interface
     if not any(isinstance(A, attlas.AttentionMatrix) for A in weights):
         weights = []  # none, or dense ones of an eager function that is called on every implementation
@@ -209,7 +249,11 @@ def judged(
         row["calls"] = len(weights)
         row["keys"] = fewest_keys(their_weights)
         row["outputs"] = distance(found, wanted, text)
-        row["weights"], row["compared"] = weight_distance(weights, their_weights, None)
+        row["weights"], row["compared"] = 0.0, 0
+        if reference == "eager":
+            row["weights"], row["compared"] = weight_distance(weights, their_weights, None)
+        else:
+            row["reason"] = f"transformers has no eager for it: compared with {reference}, which returns no weights"
         if text is not None:
             row["weights of text"] = weight_distance(weights, their_weights, text)[0]
         if max(row["outputs"], row["weights"]) <= TOLERANCE:
@@ -220,28 +264,51 @@ def judged(
                 "rows of padding that see no key in a window see some in a later layer, from what eager made of them"
             )
         else:
-            return row | {"state": "different"} | explained(kind, model, way, row["weights"])
+            found_more = explained(kind, model, way, row["weights"], reference)
+            if found_more["reason"] and reference != "eager":
+                found_more["reason"] = f"{row['reason']}; {found_more['reason']}"
+            return row | {"state": "different"} | found_more
     if row["state"] == "equal" and weights and row["not captured"]:
         beside = f"beside the calls, {row['not captured']} modules have {why_none(model)}"
         row["reason"] = "; ".join(filter(None, (row.get("reason"), beside)))
     if row["state"] == "equal":
-        row["gradients"] = gradient_distance(model, given, text, lazily=not weights)
+        row["gradients"] = gradient_distance(model, given, text, reference, lazily=not weights)
         if isinstance(row["gradients"], float) and row["gradients"] > GRADIENT_TOLERANCE:
-            model.double()
-            exact = {k: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for k, t in given.items()}
-            row["in float64"] = gradient_distance(model, exact, text, lazily=not weights)
-            rounds = isinstance(row["in float64"], float) and row["in float64"] < 1e-9
-            row |= {"state": "different", "reason": "rounding: gradients are equal in float64" if rounds else ""}
+            row |= exact_gradients(model, given, text, lazily=not weights)
+            row["reason"] = row["reason"] or REASONS.get(kind, "")
     return row
 
 
-def gradient_distance(model: nn.Module, given: dict[str, Any], text: Tensor | None, *, lazily: bool) -> float | str:
-    """Return the largest difference of a gradient of a parameter, or the error that eager raises in its place.
+def exact_gradients(model: nn.Module, given: dict[str, Any], text: Tensor | None, *, lazily: bool) -> dict[str, Any]:
+    """Return what the difference of the gradients is in float64, and the reason of it: "" where it is no rounding.
+
+    Where eager computes its softmax in float32 even so, the difference from torch's own `sdpa` says it.
+    """
+    model.double()
+    torch.set_default_dtype(torch.float64)
+    exact = {k: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for k, t in given.items()}
+    found: dict[str, Any] = {"state": "different", "reason": ""}
+    try:
+        for name, reference in (("in float64", "eager"), ("in float64, to sdpa", "sdpa")):
+            found[name] = gradient_distance(model, exact, text, reference, lazily=lazily)
+            if isinstance(found[name], float) and found[name] < 1e-9:
+                return found | {"reason": f"rounding: gradients are equal {name}"}
+            if lazily:
+                break  # a model that writes its attention out has no other
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return found
+
+
+def gradient_distance(
+    model: nn.Module, given: dict[str, Any], text: Tensor | None, reference: str, *, lazily: bool
+) -> float | str:
+    """Return the largest difference of a gradient of a parameter, or the error that the reference raises in its place.
 
     It is relative to the largest gradient of the parameter, or to 0.01 of that of the model if this is larger.
     """
     try:
-        wanted = gradients(model, given, text, "eager")
+        wanted = gradients(model, given, text, reference)
     except Exception as error:  # noqa: BLE001  # what a family cannot train
         return f"{type(error).__name__}: {first_line(error)}"
     with attlas.lazily(model) if lazily else contextlib.nullcontext():
@@ -356,7 +423,7 @@ def without_weights(outputs: Any, weights: list[Any]) -> Any:
     if isinstance(outputs, dict):
         rest = {}
         for name, part in outputs.items():
-            if "attentions" in name:
+            if "attentions" in str(name):
                 weights.extend(matrices(part))
             else:
                 rest[name] = without_weights(part, weights)
@@ -379,7 +446,9 @@ def below(measured: Any) -> bool:
     return isinstance(measured, float) and measured <= TOLERANCE
 
 
-def explained(kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all: float) -> dict[str, Any]:
+def explained(
+    kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all: float, reference: str
+) -> dict[str, Any]:
     """Return what else can be measured of a difference, and the reason of it, "" where there is none."""
     found: dict[str, Any] = {}
     given, text = inputs_for(model, True, more)
@@ -389,20 +458,25 @@ def explained(kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all
     except Exception as error:  # noqa: BLE001  # a family may refuse it
         found["to sdpa"] = f"{type(error).__name__}: {first_line(error)}"
     plain, text = inputs_for(model, False, more)
-    wanted, their_weights = watch(model, plain, "eager")
+    wanted, their_weights = watch(model, plain, reference)
     outputs, weights = watch(model, plain, "attlas")
     blind = any(bool((A.lse == -torch.inf).any()) for A in weights)
-    found["without padding"] = max(distance(outputs, wanted, text), weight_distance(weights, their_weights, None)[0])
+    found["without padding"] = distance(outputs, wanted, text)
+    if their_weights:
+        found["without padding"] = max(found["without padding"], weight_distance(weights, their_weights, None)[0])
     model.double()
     exact = {name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in plain.items()}
+    torch.set_default_dtype(torch.float64)
     try:
-        wanted, their_weights = watch(model, exact, "eager")
+        wanted, their_weights = watch(model, exact, reference)
         outputs, weights = watch(model, exact, "attlas")
         found["in float64"] = distance(outputs, wanted, text)
         if their_weights:
             found["in float64"] = max(found["in float64"], weight_distance(weights, their_weights, None)[0])
     except Exception as error:  # noqa: BLE001  # as above
         found["in float64"] = f"{type(error).__name__}: {first_line(error)}"
+    finally:
+        torch.set_default_dtype(torch.float32)
     reason = REASONS.get(kind, "")
     if reason:
         return found | {"reason": reason}
@@ -467,8 +541,9 @@ VERDICTS = {
     "failed on attlas": "fails on attlas",
     "part": "compared within another type",
     "no model": "no model of its own",
-    "not run on eager": "does not run in eager either, as it is built here",
-    "not built": "does not run in eager either, as it is built here",
+    "not run on eager": "does not run in eager either",
+    "not built": "does not run in eager either",
+    "library missing": "needs a library that has no wheel",
 }
 
 HEAD = """# Every model type of transformers on attlas
@@ -476,13 +551,19 @@ HEAD = """# Every model type of transformers on attlas
 transformers {version}, {types} model types. Each is built small and random, and run on eager and on attlas with texts
 padded on the left; `benchmarks/sweep.py` says how. *outputs*: largest difference at places of text, relative to the
 largest number; *weights*: largest difference of a weight in rows that see a key, over *compared* of all *calls*;
-*gradients*: largest difference of a parameter's gradient, relative to the largest one of that parameter; *commit*: that
-of attlas in the run that the row is from (rows of 63bf7a17b are on 40 tokens, and without gradients);
-*keys*: the fewest keys that the last query of the unpadded text sees in a call, of all; a window, a chunk or a choice
-hides the others. Types that write their attention out by hand run in a block of `attlas.lazily`, and *calls* are the
-attentions that ``record(model, handwritten=True)`` finds.
+*gradients*: largest difference of a parameter's gradient, relative to the largest one of that parameter, in {gradients}
+rows; it is empty where no gradients were compared; *commit*: that of attlas in the run that the row is from (rows of
+63bf7a17b are on 40 tokens, and without gradients; all others are on at least 64 tokens, patches or steps where the
+type takes so many); *keys*: the fewest keys that the last query of the unpadded text sees in a call, of all; a window,
+a chunk or a choice hides the others. Types that write their attention out by hand run in a block of `attlas.lazily`,
+and *calls* are the attentions that ``record(model, handwritten=True)`` finds.
 
 """
+
+
+def number(measured: Any) -> str:
+    """Return the cell of a measured number, or of what stands in its place."""
+    return f"{measured:.0e}" if isinstance(measured, float) else str(measured or "")[:40]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -496,15 +577,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- " * 11 + "|",
     ]
     for row in sorted(rows, key=lambda row: (-counts[row["state"]], row["state"], row["type"])):
-        numbers = [
-            f"{row[name]:.0e}" if isinstance(row.get(name), float) else ""
-            for name in ("outputs", "weights", "gradients")
-        ]
+        numbers = [number(row.get(name)) for name in ("outputs", "weights", "gradients")]
         reason = row.get("reason", "").replace("|", "/").replace("\n", " ")
         cells = [row["type"], row.get("class", ""), row["state"]]
         cells += [row.get(name, "") for name in ("calls", "compared", "keys")]
         lines.append("| " + " | ".join(map(str, [*cells, *numbers, row.get("commit", ""), reason])) + " |")
-    return HEAD.format(version=transformers.__version__, types=len(rows)) + "\n".join(lines) + "\n"
+    head = HEAD.format(
+        version=transformers.__version__,
+        types=len(rows),
+        gradients=sum(isinstance(row.get("gradients"), float) for row in rows),
+    )
+    return head + "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sweep_cases import CASES
 from sweep_models import first_line, seek
 
 BATCH, TOKENS, MISSING, SHORT = 2, 72, 15, 12
@@ -605,6 +606,7 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
         else m.words(77),
     },
 }
+OWN |= {kind: case.inputs for kind, case in CASES.items() if case.inputs is not None}
 
 
 def fresh(given: dict[str, Any]) -> dict[str, Any]:

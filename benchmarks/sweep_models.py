@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from sweep_cases import CASES, Case
 
 
 def open_torchvision() -> None:
@@ -28,6 +31,9 @@ def open_torchvision() -> None:
 
 
 open_torchvision()  # before transformers looks for it
+if importlib.util.find_spec("timm") is not None:
+    # timm's own formula of attention, which a block of `attlas.lazily` sees, and not torch's fused one.
+    importlib.import_module("timm.layers").set_fused_attn(False)
 
 import transformers  # noqa: E402
 from transformers import PreTrainedConfig, PreTrainedModel  # noqa: E402
@@ -372,12 +378,16 @@ def classes_of_its_module(config_class: type) -> Iterator[type[nn.Module]]:
 
 def models_of(kind: str, failures: list[str]) -> Iterator[nn.Module]:
     """Yield random models of a type, smallest first; what each class that cannot be built raises is appended."""
-    for make_small in (shrink, divide, thin):
+    case = CASES.get(kind, Case())
+    for make_small in (shrink,) if case.whole or case.sizes else (shrink, divide, thin):
         for owner in list(dict.fromkeys(classes_for(kind)))[: {shrink: None, divide: 4, thin: 2}[make_small]]:
+            if case.owner not in ("", owner.__name__):
+                continue
             try:
-                config = configuration_auto.CONFIG_MAPPING[kind](**GIVEN.get(kind, {}))
-                make_small(config)
-                for path, value in SET.get(kind, {}).items() if make_small is shrink else ():
+                config = configuration_auto.CONFIG_MAPPING[kind](**{**GIVEN.get(kind, {}), **copy.deepcopy(case.given)})
+                if not case.whole:
+                    make_small(config)
+                for path, value in {**SET.get(kind, {}), **case.sizes}.items() if make_small is shrink else ():
                     *inner, last = path.split(".")
                     setattr(functools.reduce(getattr, inner, config), last, value)
                 with torch.device("meta"):
