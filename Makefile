@@ -187,6 +187,7 @@ sweep: current ## Run every model type of transformers on eager and on attlas (m
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Draw every picture and build the pages into ./site, with warnings as errors
 	$(ONE_THREAD) $(BIN)/python docs/_build/pictures.py
+	$(ONE_THREAD) $(BIN)/python docs/_build/notebooks.py
 	$(ONE_THREAD) $(BIN)/python docs/_build/screenshots.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Written: site/index.html"

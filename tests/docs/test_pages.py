@@ -6,6 +6,7 @@
 
 import ast
 import importlib
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ DOCS = ROOT / "docs"
 ENGLISH = sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "zh"))
 CHINESE = sorted((DOCS / "zh").rglob("*.md"))
 LESSONS = [page for page in ENGLISH if page.parent.name == "from-formula-to-code" and page.stem != "index"]
+FINDINGS = [page for page in ENGLISH if page.parent.name == "findings" and page.stem != "index"]
 PICTURE_BYTES = 72_000
 
 
@@ -51,7 +53,8 @@ def in_chinese(picture: Path) -> Path:
 @pytest.mark.parametrize("page", ENGLISH, ids=relative)
 def test_pages_show_the_pictures_that_their_code_draws(page: Path) -> None:
     screenshots = {path for path in shown(page) if path.parent == DOCS / "images"}
-    assert shown(page) - screenshots == {page.parent / name for name in written(page)}
+    drawing = FINDINGS if page == DOCS / "findings" / "index.md" else [page]  # the gallery shows what the others draw
+    assert shown(page) - screenshots == {page.parent / name for one in drawing for name in written(one)}
 
 
 def test_pictures_are_small_and_none_is_left_over() -> None:
@@ -66,6 +69,21 @@ def test_lessons_have_all_their_parts(page: Path) -> None:
     titles = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
     assert titles == ["The formula", "The code", "The picture", "Edge cases", "Sources"]
     assert "**What to look for.**" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", FINDINGS, ids=relative)
+def test_findings_are_notebooks_with_their_outputs(page: Path) -> None:
+    book = json.loads(page.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert [f"{''.join(cell['source'])}\n" for cell in code] == blocks(page), "make docs writes it again"
+    pictures = [shown["data"]["image/svg+xml"] for cell in code for shown in cell["outputs"] if "data" in shown]
+    assert ["".join(picture) for picture in pictures] == [
+        (page.parent / name).read_text(encoding="utf-8") for name in sorted(written(page))
+    ]
+    text = page.read_text(encoding="utf-8")
+    assert "**What it does not say.**" in text
+    assert f"({page.stem}.ipynb)" in text
 
 
 # ---------------------------------------------------------------------------------------------------------- Chinese
@@ -242,9 +260,9 @@ def test_each_language_has_its_own_tabs(site: dict[Path, Page]) -> None:
         tabs = re.search(r'class="md-tabs__list">(.*?)</ul>', path.read_text(encoding="utf-8"), flags=re.S)[1]
         words = [" ".join(text.split()) for text in re.findall(r"<a [^>]*>(.*?)</a>", tabs, flags=re.S)]
         if path.parent.name == "zh":
-            assert words == ["首页", "从公式到代码", "实践指南", "参考手册（英文）"]
+            assert words == ["首页", "从公式到代码", "实践指南", "发现", "参考手册（英文）"]
         else:
-            assert words == ["Home", "From formula to code", "Guides", "Reference"]
+            assert words == ["Home", "From formula to code", "Guides", "Findings", "Reference"]
 
 
 def test_lost_links_are_found(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Train a small transformer on texts that repeat, and read its heads at every checkpoint: writes induction.json
+and the weights of the first seed, induction.safetensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from small import HERE, Transformer, train, write
+from torch import Tensor
+from torch.nn import functional
+
+import attlas
+from attlas import heads
+
+SYMBOLS, LENGTH = 32, 64
+SEEDS = (0, 1, 2)
+SHORTEST, LONGEST = 8, 32  # tokens of the block that a text repeats
+
+
+def texts(count: int, generator: torch.Generator, length: int = LENGTH) -> tuple[Tensor, Tensor]:
+    """Return texts (count, length), each a random block again and again, and which tokens a block before tells."""
+    block = torch.randint(SYMBOLS, (count, LONGEST), generator=generator)
+    period = torch.randint(SHORTEST, LONGEST + 1, (count, 1), generator=generator)
+    at = torch.arange(length).expand(count, -1)
+    return block.gather(1, at % period), at >= period
+
+
+@torch.no_grad()
+def scores(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
+    """Return previous-token and induction scores of each head (layers, heads), a mean over texts."""
+    with attlas.record(model) as atlas:
+        model(ids)
+    found = [A.collect(heads.PreviousToken(), heads.Induction(ids)) for A in atlas]
+    previous, induction = (torch.stack([layer[k].mean(0) for layer in found]) for k in range(2))
+    return {"previous": previous, "induction": induction}
+
+
+def measure(seed: int, steps: int = 500, every: int = 10, batch: int = 64) -> tuple[Transformer, list[dict[str, Any]]]:
+    """Train with this seed, and return the model, and the loss and the scores of the heads at each checkpoint."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = Transformer(SYMBOLS)
+    half = LENGTH // 2
+    test = torch.randint(SYMBOLS, (8, half), generator=torch.Generator().manual_seed(1000)).repeat(1, 2)
+    history: list[dict[str, Any]] = []
+
+    def loss(step: int) -> Tensor:
+        ids, known = texts(batch, generator)
+        if step % every == 0:
+            with torch.no_grad():
+                second = functional.cross_entropy(model(test)[:, half - 1 : -1].mT, test[:, half:])
+            history.append({"step": step, "loss": second.item(), **scores(model, test)})
+        each = functional.cross_entropy(model(ids)[:, :-1].mT, ids[:, 1:], reduction="none")
+        return each[known[:, 1:]].mean()
+
+    train(model, loss, steps, rate=2e-3)
+    return model, history
+
+
+def main() -> None:
+    """Train each seed, and write what the heads did."""
+    torch.set_num_threads(1)
+    runs = []
+    for seed in SEEDS:
+        model, history = measure(seed)
+        runs.append({"seed": seed, "history": history})
+        if seed == SEEDS[0]:
+            unfinished = HERE / "induction.safetensors.tmp"
+            save_file({name: t.half().contiguous() for name, t in model.state_dict().items()}, unfinished)
+            unfinished.replace(HERE / "induction.safetensors")
+    write("induction", runs)
+
+
+if __name__ == "__main__":
+    main()
