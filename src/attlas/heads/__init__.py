@@ -11,6 +11,7 @@ from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token
 from attlas.heads.contacts import Contacts, contacts
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
+from attlas.heads.explanation import Bands, CellExplanation, PairOfParts, Part, Prediction, explain
 from attlas.heads.naming import block_scores, name
 from attlas.heads.patterns import (
     NEAR,
