@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from attlas.heads.explanation.located import Located
 
 _CAP = "the cap of the score counts as a factor, which has the value that it has at this cell"
-_NORMS = (
-    "the whole stream passes {count} norms behind its sums: each part passes them with the scales that they had, and what "
-    "was written in front of the last of them is one part"
-)
 
 
 @dataclass(frozen=True)
@@ -232,9 +228,7 @@ class CellExplanation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said of the sum."""
-        notes = (_CAP,) if self._terms.cap else ()
-        norms = self._located.key.norms
-        return notes + ((_NORMS.format(count=norms),) if norms else ())
+        return ((_CAP,) if self._terms.cap else ()) + self._located.notes
 
     @public("pairs()")
     def pairs(self, count: int = 10) -> tuple[PairOfParts, ...]:

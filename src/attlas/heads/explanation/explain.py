@@ -18,13 +18,20 @@ from attlas.recording.atlas import Atlas
 @torch.no_grad()
 @public("heads.explain()")
 def explain(
-    atlas: Atlas, layer: Any, head: int, *, cell: tuple[int, int], sequence: int = 0, names: Names | None = None
+    atlas: Atlas,
+    layer: Any,
+    head: int,
+    *,
+    cell: tuple[int, int],
+    sequence: int = 0,
+    names: Names | None = None,
+    norms: int | None = 1,
 ) -> CellExplanation:
     """Explain a logit of a head as the sum of what each part of the query and each part of the key add to it."""
     if not isinstance(atlas, Atlas):
         fix = "with attlas.record(model, parts=True) as atlas: model(ids)"
         raise DtypeError("parts are those of a recording.", kind(atlas), fix)
-    located = Located(atlas, layer, head, sequence, names or {})
+    located = Located(atlas, layer, head, sequence, names or {}, norms)
     i, j = _checked_cell(cell, located.A.shape[-2:])
     return CellExplanation(located, i, j, terms_of(located.A, located.entry, dot_of(located.entry), i, j))
 
