@@ -41,10 +41,10 @@ from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 __all__ = [
     "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Bands", "Broad", "CellExplanation", "ClipFactors",
     "Collapse", "Contacts", "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm",
-    "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local", "MapExplanation", "PairOfParts", "Part",
-    "Pattern", "Prediction", "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable", "alignment",
-    "block_scores", "broad", "by_distance", "by_token", "classify", "contacts", "current_token", "diagonal",
-    "duplicate_token", "effect", "explain", "first_token", "fixed_distance", "flow", "induction", "local", "measure",
-    "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores",
+    "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local", "MapExplanation",
+    "PairOfParts", "Part", "Pattern", "Prediction", "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable",
+    "alignment", "block_scores", "broad", "by_distance", "by_token", "classify", "contacts", "current_token",
+    "diagonal", "duplicate_token", "effect", "explain", "first_token", "fixed_distance", "flow", "induction", "local",
+    "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores",
     "separator", "sink_keys", "span_table",
 ]  # fmt: skip

@@ -160,8 +160,8 @@ class CellExplanation:
     parts : tuple of Part
         Both, each once.
     table : Tensor, shape (query parts, key parts)
-        ``factor * q_i^c · k_j^c'``. What the score adds by itself (ALiBi, the position bias of T5) stands in a row and a
-        column of its own.
+        ``factor * q_i^c · k_j^c'``. What the score adds by itself (ALiBi, the position bias of T5) stands in a row and
+        a column of its own.
     factor : float
         Scale of the dot product; with a soft cap, times what the cap leaves of it at this cell.
     notes : tuple of str
@@ -280,14 +280,13 @@ class CellExplanation:
         q = located.query.at(located.places("query", [i]))[:, 0]
         table = self.factor * q @ torch.cat(rows).mT
         logits = located.A.logits[i, keys].double()
-        terms, bias = self._terms, self._terms.bias
-        problem = located.A.softmax_weights.problem
+        problem, terms = located.A.softmax_weights.problem, self._terms
         products = self.factor * (problem.k[0, 0, keys].double() @ problem.q[0, 0, i].double())
-        products = products if bias is None or terms.cap else products
-        relative = float(products[at] - products.mean()) if terms.cap else float(logits[at] - logits.mean())
+        own = products if terms.cap else logits
+        relative, bias = float(own[at] - own.mean()), terms.bias
         if bias is not None:
-            biases = logits - products
-            bias = 0.0 if terms.cap else float(biases[at] - biases.mean())
+            added = own - products
+            bias = float(added[at] - added.mean())
         return CellExplanation(located, i, j, terms._replace(logit=relative, bias=bias), self._with_bias(table, bias))
 
     @torch.no_grad()
@@ -420,9 +419,11 @@ class CellExplanation:
     def __repr__(self) -> str:
         head = f"head {self._located.entry.layer}·{self._located.head}"
         above = ", relative to its row" if self.is_relative else ""
-        lines = [f"CellExplanation: {head}, query {self.cell[0]}, key {self.cell[1]}{above}: logit {self.logit:.3f}, "
-                 f"weight {self.weight:.3f} = {self.table.numel()} pairs of parts, remainder {self.remainder:.1e}"]  # fmt: skip
-        return "\n".join([*lines, *(f"  {pair}" for pair in self.pairs(5))])
+        first = (
+            f"CellExplanation: {head}, cell {self.cell}{above}: weight {self.weight:.3f}, logit "
+            f"{self.logit:.3f} = {self.table.numel()} pairs of parts, remainder {self.remainder:.1e}"
+        )
+        return "\n".join([first, *(f"  {pair}" for pair in self.pairs(5))])
 
 
 def _unturned(rotation: object, x: Tensor, turns: Tensor) -> Tensor:

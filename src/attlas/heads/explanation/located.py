@@ -123,7 +123,7 @@ def _stream_of(atlas: Atlas, entry: Entry) -> tuple[Stream, Reader]:
             len(found) == 1 or found[entry.call][0] is stream
         ):
             return stream, reader
-    rule = "parts are recorded of whole texts, for self-attention with a softmax whose queries and keys are linear in the stream."
+    rule = "parts are recorded of whole texts, for self-attention whose queries and keys are linear in the stream."
     known = listed([reader.name for stream in atlas.parts for reader in stream.readers])
     raise RecordingError(
         rule,

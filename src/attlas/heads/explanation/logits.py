@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ def dot_of(entry: Entry) -> Dot:
     problem: Problem | None = None if weights is None else weights.problem
     if problem is not None:
         q, k = problem.q[:, :, :0], problem.k[:, :, :0]
-        dot = problem.score.as_dot(*problem.score.project(q, k))
+        projected: Any = problem.score.project(q, k)
+        dot = problem.score.as_dot(*projected)
         if dot is not None and dot.q.shape[-1] == q.shape[-1] and dot.row is None:
             return dot
     rule = "parts sum to the logits of dot products, as ScaledDot has them, with a cap or a bias."

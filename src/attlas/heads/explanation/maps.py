@@ -30,7 +30,7 @@ _CAPPED = "the score has a cap: these are its logits before the cap"
 class MapExplanation:
     """Why the logits of a whole map have the values that they have: what each pair of parts adds in the mean.
 
-    Made by `explain`. Each number is a mean over the rows of the sum over their keys, weighted by the attention weights:
+    Made by `explain`. Each number is a mean over the rows of sums over their keys, weighted by the attention weights:
     what a pair of parts adds to the logits of the cells that the head looks at.
 
     Parameters
@@ -156,8 +156,8 @@ class MapExplanation:
     def above_uniform(self) -> Tensor:
         """The table minus that of equal weights on all keys that each query may see, shape (query parts, key parts).
 
-        How much higher a term is where the head looks than elsewhere: what is the same for all keys of a row is 0. What
-        the score adds by itself is not in it. Cost: the products of the table, and as many with equal weights.
+        How much higher a term is where the head looks than elsewhere: what is the same for all keys of a row rounds to
+        0. What the score adds by itself is not in it. Cost: the products of the table, and as many with equal weights.
         """
         return self._table(above_uniform=True)
 
@@ -165,8 +165,8 @@ class MapExplanation:
     def variance(self) -> dict[str, float]:
         """How much of the variance of a row's logits under its weights each part of the keys makes up, by its name.
 
-        The mean over the rows of ``Cov(l, l^c')``: they sum to the variance, but for what the score adds by itself. What
-        is the same for all keys of a row has no share. Cost: one backward pass of the entropy.
+        The mean over the rows of ``Cov(l, l^c')``: they sum to the variance, but for what the score adds by itself.
+        What is the same for all keys of a row has no share. Cost: one backward pass of the entropy.
         """
         if self._dot.cap or len(self._columns) < self._located.A.shape[-1]:
             rule = "shares of the variance are those of all keys, and of a score without a cap."
@@ -257,7 +257,9 @@ class MapExplanation:
     def _groups_of(self, side: str) -> Tensor:
         """Return the sums of the parts of one side, group by group, (groups, rows, d)."""
         parts, groups = self._side(side)
-        places = self._places(side, self._rows if side == "query" and len(self._rows) < len(self._hull) else self._range(side))
+        places = self._places(
+            side, self._rows if side == "query" and len(self._rows) < len(self._hull) else self._range(side)
+        )
         out: Tensor | None = None
         for first, x in parts.each(places):
             if out is None:
@@ -287,7 +289,9 @@ class MapExplanation:
             sent.append(out.unflatten(-1, (len(chunk), -1)).permute(1, 0, 2).flatten(1))
         whole = torch.cat(sent)  # (groups, rows of the other side * d)
         table = whole.new_zeros(len(held), max(groups) + 1)
-        places = self._places(many, self._rows if many == "query" and len(self._rows) < len(self._hull) else self._range(many))
+        places = self._places(
+            many, self._rows if many == "query" and len(self._rows) < len(self._hull) else self._range(many)
+        )
         for first, x in parts.each(places):
             index = torch.tensor(groups[first : first + len(x)], device=x.device)
             table.index_add_(1, index, whole @ x.flatten(1).mT)
@@ -342,4 +346,3 @@ def _joined_part(name: str, members: list[Part]) -> Part:
         return members[0] if members[0].name == name else replace(members[0], name=name)
     layers, kinds = {part.layer for part in members}, {part.kind for part in members}
     return Part(name, kinds.pop() if len(kinds) == 1 else "group", layers.pop() if len(layers) == 1 else None)
-

@@ -21,7 +21,8 @@ _FIELDS: dict[type, dict[str, Any]] = {
     Projection: {"weight": (2,), "channels": (2,), "bias": (1,), "scale": float, "norm": Scaling},
     Rotation: {"turns": (4,), "interleaved": bool},
     Reader: {
-        "name": str, "layer": int, "count": int, "norm": Scaling, "q": Projection, "k": Projection, "rotation": Rotation,
+        "name": str, "layer": int, "count": int, "norm": Scaling, "q": Projection, "k": Projection,
+        "rotation": Rotation,
     },
     Stream: {"writes": Write, "readers": Reader, "first": int, "count": int, "rows": (1,)},
 }  # fmt: skip

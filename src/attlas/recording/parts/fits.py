@@ -17,7 +17,8 @@ _SAMPLE = 16  # rows by which two tensors are compared
 
 def sampled(count: int, device: torch.device) -> Tensor:
     """Return the rows by which tensors of some rows are compared, the first and the last among them."""
-    return torch.linspace(0, count - 1, min(count, _SAMPLE), device=device).round().long().unique()
+    rows: Tensor = torch.linspace(0, count - 1, min(count, _SAMPLE), device=device).round().long().unique()
+    return rows
 
 
 def same(found: Tensor, expected: Tensor) -> bool:

@@ -270,7 +270,6 @@ class PartsRecorder:
             self._rotations.append(reader.rotation)
         walk.readers.append(reader)
 
-
     # ------------------------------------------------------------------------------------------------ interventions
 
     def made_without(self, path: str, source: str, *, keys: bool) -> Tensor:
@@ -317,7 +316,8 @@ def rows_of_parts(rows: Any) -> KeptRows:
         raise DtypeError(rule, f"{places.dtype} of shape {tuple(places.shape)}", fix)
     if not places.numel() or int(places.min()) < 0:
         raise ShapeError("parts must name rows, counted from the first token.", f"parts = {places.tolist()}", fix)
-    return places.long().flatten().unique()
+    found: Tensor = places.long().flatten().unique()
+    return found
 
 
 def _clipped(rows: slice, first: int) -> slice:

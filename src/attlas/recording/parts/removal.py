@@ -38,13 +38,18 @@ def added_by(writes: Sequence[Write], source: str) -> Tensor:
             raise RecordingError(rule, f"{source}, and a norm behind it", fix)
         x = write.x
         if write.heads and write.weight is not None and x is not None:
-            own = slice(names.index(source) * (x.shape[-1] // write.heads), (names.index(source) + 1) * (x.shape[-1] // write.heads))
+            own = slice(
+                names.index(source) * (x.shape[-1] // write.heads),
+                (names.index(source) + 1) * (x.shape[-1] // write.heads),
+            )
             x = x[..., own] @ write.weight[:, own].mT.to(x)
         if write.norm is not None:
             x = _scaled(write.norm, torch.as_tensor(x))
         return torch.as_tensor(x) * write.scale
     known = listed(names_of(writes))
-    raise OutOfRangeError("there must be a part of this name in front of the layer.", f"{source!r}; {known}", "source='token'")
+    raise OutOfRangeError(
+        "there must be a part of this name in front of the layer.", f"{source!r}; {known}", "source='token'"
+    )
 
 
 def _scaled(norm: Scaling, x: Tensor) -> Tensor:

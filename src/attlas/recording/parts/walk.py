@@ -126,7 +126,7 @@ class Walk:
             self._branch(call)
 
     def _opened(self, call: Call) -> bool:
-        """Walk through what is within a call, and return True, if that is a part of the stream and not apart from it."""
+        """Walk through what is within a call, and return True, if the stream goes through that and not past it."""
         attends = any(path.startswith(f"{call.path}.") for path in self.attending)
         trial = self._copied()
         trial.go_on(call.rest() if attends else call.inner)
@@ -320,7 +320,7 @@ class Walk:
         self._rename()
 
     def _rename(self) -> None:
-        """Number the additions of one block that have one name; without an attention the first of two is its mixer."""
+        """Give the additions of a block names of their own; without an attention the first of two is its mixer."""
         others = [place for place, write in enumerate(self.writes) if write.kind == "MLP"]
         if not self.attending and len(others) > 1:
             first = self.writes[others[0]]
@@ -336,7 +336,8 @@ class Walk:
     ) -> Reader | None:
         """Return how an attention that runs reads the stream; None where its modules do not show it.
 
-        `calls` are those within it so far; q (batch, heads, n, d) and k (batch, key heads, n, d) are of the same tokens.
+        `calls` are those within it so far; q (batch, heads, n, d) and k (batch, key heads, n, d) are of the same
+        tokens.
         """
         found: Reading | None = reading_of(calls, q, k, self.at, known)
         given = None if found is None else self.rows(found.given)
