@@ -36,7 +36,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "gpt_neox": (ENCODER, {}, True),  # parallel, RoPE of some coordinates, q, k and v of a head together
     "phi": (SIZES, {}, True),  # parallel, one norm
     "cohere": (SIZES, {}, False),  # neighbouring coordinates are turned
-    "gptj": (OLD | {"rotary_dim": 4}, {"handwritten": True}, True),
+    "gptj": (OLD | {"rotary_dim": 4}, {"handwritten": True}, False),  # which attends in float32
     "gemma2": (SIZES | {"sliding_window": 32, "attn_logit_softcapping": 0.5}, {}, False),  # sandwich norms, a soft cap
     "granite": (SIZES | {"residual_multiplier": 0.3}, {}, False),
     "mixtral": (EXPERTS, {}, False),
@@ -51,7 +51,12 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(name, **LAYOUTS[name][0])
     kind = {"t5": "AutoModelForSeq2SeqLM", "bert": "AutoModel"}.get(name, "AutoModelForCausalLM")
-    return lively(getattr(transformers, kind).from_config(config)).to(dtype)
+    model = lively(getattr(transformers, kind).from_config(config)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases that are not trivial
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
 
 
 def recorded(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> attlas.Atlas:
@@ -66,6 +71,8 @@ def recorded(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parts_sum_to_the_logit(name: str, dtype: torch.dtype) -> None:
+    if name == "mixtral" and dtype is torch.float64:
+        pytest.skip("its experts do not compute in float64")
     atlas = recorded(name, dtype)
     readers = [reader for stream in atlas.parts for reader in stream.readers]
     assert len(readers) == sum(entry.kind != "cross" for entry in atlas.entries)
@@ -317,7 +324,11 @@ def test_a_layout_that_is_not_known_is_refused_by_name(ids: Tensor) -> None:
     ):
         model(ids[:, :50])
     model = GPT2.from_pretrained(attlas.models.path()).eval()
-    model.h[2].register_forward_hook(lambda module, args, out: (2 * out[0], *out[1:]))
+    hook = model.h[2].register_forward_hook(lambda module, args, out: (2 * out[0], *out[1:]))
+    with pytest.raises(RecordingError, match="another sum"), torch.no_grad(), attlas.record(model, parts=True):
+        model(ids[:, :50])
+    hook.remove()
+    model.h[3].register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
     with torch.no_grad(), attlas.record(model, parts=True) as atlas:  # what comes between layers is a part by name
         model(ids[:, :50])
     assert "between layers, before 3" in heads.explain(atlas, 3, 0, cell=(9, 4)).by_key
@@ -326,7 +337,7 @@ def test_a_layout_that_is_not_known_is_refused_by_name(ids: Tensor) -> None:
 def test_latent_attention_is_refused() -> None:
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
     more = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2, "num_key_value_heads": 4}
-    config = transformers.AutoConfig.for_model("deepseek_v3", **SIZES | sizes | more)
+    config = transformers.AutoConfig.for_model("deepseek_v3", **ENCODER | sizes | more)
     model = lively(transformers.AutoModelForCausalLM.from_config(config))
     with (
         pytest.raises(RecordingError, match="DeepseekV3ForCausalLM"),

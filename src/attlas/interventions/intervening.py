@@ -38,7 +38,7 @@ def intervene(
         `attlas.attention` or ``A @ v`` need nothing else.
     interventions : Intervention or iterable of Intervention
         What is changed, in this order: `Suppress`, `ScaleLogits`, `Temperature`, `ReplaceWeights`, `DetachWeights`,
-        `Ablate` of `attlas.interventions`. With none the model computes as it is, on attlas: a baseline.
+        `Ablate`, `RemovePart` of `attlas.interventions`. With none the model computes as it is, on attlas: a baseline.
     patch_sdpa : bool, default False
         Whether torch's ``scaled_dot_product_attention`` is caught, for models that call it themselves.
 

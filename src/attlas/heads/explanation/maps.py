@@ -176,12 +176,12 @@ class MapExplanation:
         with torch.enable_grad():
             matrix = softmax_matrix(replace(problem, k=leaf, detached=False, versions=()), self._located.A.plan)
             matrix.collect(Entropy())[0].flatten()[self._rows].mean().backward()
-        grad = leaf.grad
+        grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         shares = torch.zeros(len(self._key_groups_names), dtype=torch.float64)
         with torch.no_grad():
             for first, x in self._located.key.each(self._places("key", self._columns)):
                 for place, part in enumerate(x):
-                    shares[self._key_groups[first + place]] -= float((grad[0, 0].to(part) * part).double().sum())  # type: ignore[index]
+                    shares[self._key_groups[first + place]] -= float((grad[0, 0].to(part) * part).double().sum())
         return named(self.key_parts[: len(shares)], shares)
 
     # ------------------------------------------------------------------------------------------------------ products

@@ -312,7 +312,7 @@ def rows_of_parts(rows: Any) -> KeptRows:
         places = torch.as_tensor(rows if isinstance(rows, Tensor) else list(rows), device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise DtypeError(rule, kind(rows), fix) from None
-    if places.is_floating_point() or places.dtype is torch.bool or places.ndim > 1:
+    if (places.is_floating_point() and places.numel()) or places.dtype is torch.bool or places.ndim > 1:
         raise DtypeError(rule, f"{places.dtype} of shape {tuple(places.shape)}", fix)
     if not places.numel() or int(places.min()) < 0:
         raise ShapeError("parts must name rows, counted from the first token.", f"parts = {places.tolist()}", fix)
