@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.problem import Problem
 from attlas.errors import OutOfRangeError, RecordingError
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Entry
@@ -48,11 +47,10 @@ def dot_of(entry: Entry) -> Dot:
     """
     matrix = entry.need_matrix()
     weights = matrix.weights.softmax
-    problem: Problem | None = None if weights is None else weights.problem
+    problem: Any = None if weights is None else weights.problem
     if problem is not None:
         q, k = problem.q[:, :, :0], problem.k[:, :, :0]
-        projected: Any = problem.score.project(q, k)
-        dot = problem.score.as_dot(*projected)
+        dot: Dot | None = problem.score.as_dot(*problem.score.project(q, k))
         if dot is not None and dot.q.shape[-1] == q.shape[-1] and dot.row is None:
             return dot
     rule = "parts sum to the logits of dot products, as ScaledDot has them, with a cap or a bias."

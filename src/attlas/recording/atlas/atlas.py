@@ -22,8 +22,8 @@ from attlas.recording.atlas.images.pictures import pictures_of, shrunk
 from attlas.recording.atlas.layers import layers_of, ranges, unrecorded_of
 from attlas.recording.atlas.serialization import UserScores
 from attlas.recording.atlas.storage import Writer
+from attlas.recording.atlas.streams import Stream
 from attlas.recording.atlas.table import frame, records, token_records
-from attlas.recording.parts.stream import Stream
 from attlas.stats import Statistic
 
 FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas

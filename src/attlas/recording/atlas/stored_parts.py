@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.recording.atlas.serialization import FormatError, LoadTensor, Spec, StoreTensor, check_type
-from attlas.recording.parts.stream import Projection, Reader, Rotation, Scaling, Stream, Write
+from attlas.recording.atlas.streams import Projection, Reader, Rotation, Scaling, Stream, Write
 
 # By class and field: what a file may hold there. The number of axes of a tensor; a class; a plain type.
 _FIELDS: dict[type, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from attlas.recording.parts.stream import Rotation, Scaling
+from attlas.recording.atlas.streams import Rotation, Scaling
 
 # How far two tensors may be apart that should be equal, relative to the largest number: by bytes of a number. Norms of
 # transformers compute in float32 also where the model has float64.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from attlas.recording.atlas.streams import Projection, Rotation
 from attlas.recording.parts.calls import Call, is_norm, same_tensor
 from attlas.recording.parts.fits import (
     channels,
@@ -17,7 +18,6 @@ from attlas.recording.parts.fits import (
     scale_between,
     scaling_of,
 )
-from attlas.recording.parts.stream import Projection, Rotation
 
 
 class Made(NamedTuple):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.foundation.checks import is_integer
+from attlas.recording.atlas.streams import Reader, Rotation, Stream, Write, mapped_rows
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 from attlas.recording.hooks import AttentionCall
 from attlas.recording.parts.calls import Call, Calls, is_norm, same_tensor, watched_in
 from attlas.recording.parts.fits import same
 from attlas.recording.parts.removal import made_without
-from attlas.recording.parts.stream import Reader, Rotation, Stream, Write, mapped_rows
 from attlas.recording.parts.walk import Attending, UnknownLayoutError, Walk
 from attlas.recording.traced import Hooks
 from attlas.recording.values import output_projection

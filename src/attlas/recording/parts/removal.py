@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attlas.errors import OutOfRangeError, RecordingError, listed
+from attlas.recording.atlas.streams import Scaling, Write
 from attlas.recording.parts.reading import Reading
-from attlas.recording.parts.stream import Scaling, Write
 from attlas.recording.parts.walk import Walk
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from attlas.recording.atlas.streams import Reader, Rotation, Scaling, Write
 from attlas.recording.parts.calls import Call, is_norm, same_tensor
 from attlas.recording.parts.fits import factors_of_sum, linear_weight, same, sampled, scaling_of
 from attlas.recording.parts.reading import Reading, reading_of
-from attlas.recording.parts.stream import Reader, Rotation, Scaling, Write
 
 
 class UnknownLayoutError(Exception):
