@@ -334,6 +334,17 @@ def test_a_layout_that_is_not_known_is_refused_by_name(ids: Tensor) -> None:
     assert "between layers, before 3" in heads.explain(atlas, 3, 0, cell=(9, 4)).by_key
 
 
+def test_weights_that_changed_are_noticed(ids: Tensor) -> None:
+    model = GPT2.from_pretrained(attlas.models.path()).eval()
+    with torch.no_grad(), attlas.record(model, parts=True) as atlas:
+        model(ids[:, :50])
+        model.h[2].attn.c_attn.weight.mul_(1.1)
+    with pytest.raises(RecordingError, match="record the model again"):
+        heads.explain(atlas, 2, 4, cell=(9, 4))
+    with pytest.raises(RecordingError, match="record the model again"):
+        heads.explain(atlas, 2, 4)
+
+
 def test_latent_attention_is_refused() -> None:
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
     more = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2, "num_key_value_heads": 4}

@@ -12,7 +12,7 @@ from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, public
 from attlas.foundation.checks import is_integer
 from attlas.heads.explanation.cell import CellExplanation
 from attlas.heads.explanation.located import Located
-from attlas.heads.explanation.logits import dot_of, terms_of
+from attlas.heads.explanation.logits import check_sum, dot_of, terms_of
 from attlas.heads.explanation.maps import Groups, MapExplanation
 from attlas.heads.explanation.parts import Names
 from attlas.recording.atlas import Atlas
@@ -75,7 +75,8 @@ def explain(
     Raises
     ------
     RecordingError
-        If the recording has no parts, or none of this attention, or the score is no dot product.
+        If the recording has no parts, or none of this attention, or the score is no dot product; if parts do not sum to
+        the logit, because the weights of the model have changed since it was recorded.
     OutOfRangeError
         If there is no such layer, head, sequence or cell, the query may not see the key, or a row was not kept.
     ShapeError, DtypeError
@@ -127,9 +128,14 @@ def explain(
     m, n = located.A.shape[-2:]
     dot = dot_of(located.entry)
     if cell is None:
-        return MapExplanation(located, dot, _checked_rows(rows, m), _checked_columns(columns, n), groups)
+        own, keys = _checked_rows(rows, m), _checked_columns(columns, n)
+        whole = MapExplanation(located, dot, own, keys, groups)
+        check_sum(located.A, whole.remainder, whole.table, own, torch.as_tensor(keys), dot.scale)
+        return whole
     i, j = _checked_cell(cell, located.A.shape[-2:])
-    return CellExplanation(located, i, j, terms_of(located.A, located.entry, dot, i, j))
+    why = CellExplanation(located, i, j, terms_of(located.A, located.entry, dot, i, j))
+    check_sum(located.A, why.remainder, why.table, torch.tensor([i]), torch.tensor([j]), why.factor)
+    return why
 
 
 def _checked_rows(rows: Rows, m: int) -> Tensor:

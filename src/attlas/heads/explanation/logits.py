@@ -87,6 +87,38 @@ def adds_to_products(A: AttentionMatrix, dot: Dot) -> bool:
     return dot.bias is not None or (mask is not None and bool(mask.log_weights()))
 
 
+def check_sum(A: AttentionMatrix, remainder: float, table: Tensor, i: Tensor, j: Tensor, scale: float) -> None:
+    """Raise an error where parts do not sum to what was recorded: nobody reads a table that explains something else.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (m, n)
+        The head.
+    remainder : float
+        What is left of the logit.
+    table : Tensor
+        The terms.
+    i, j : Tensor of int
+        Queries and keys that were explained.
+    scale : float
+        Factor of their products.
+
+    Raises
+    ------
+    RecordingError
+        If more is left than rounding leaves.
+    """
+    problem = A.softmax_weights.problem
+    lengths = (problem.q[0, 0, i].float().norm(dim=-1).mean(), problem.k[0, 0, j].float().norm(dim=-1).max())
+    size = max(abs(scale) * float(lengths[0] * lengths[1]), float(table.abs().max()))
+    if abs(remainder) > (5e-2 if problem.q.element_size() < 4 else 1e-3) * size:
+        rule = "parts must sum to the recorded logit, and the weights of the model must be those of the recording."
+        found = f"{remainder:.3g} is left of {size:.3g}"
+        raise RecordingError(
+            rule, found, "record the model again: its weights have changed since, or its layout is not known."
+        )
+
+
 def allowed_keys(A: AttentionMatrix, i: int) -> Tensor:
     """Return the keys that a query may see, shape (keys,)."""
     return (A.logits[i, :] > -torch.inf).nonzero().flatten()
