@@ -343,7 +343,9 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if gates:
             sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
             self._gates = GateRecorder(model, sites, device)
-        self._parts = None if parts is None else PartsRecorder(model, self._attentions, self._keep_part, parts)
+        self._parts = (
+            None if parts is None else PartsRecorder(model, self._attentions, self._keep_part, parts, "record()")
+        )
         self._hears_linear = linear
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)

@@ -51,12 +51,19 @@ class PartsRecorder:
         Returns a tensor (batch, n, ...) as it is kept: on another device, on disk.
     rows : Tensor of int, or slice
         Positions of the rows to keep.
+    where : str
+        The public function that an error names.
     """
 
     def __init__(
-        self, model: nn.Module, attentions: ModelAttentions, keep: Callable[[Tensor], Tensor], rows: KeptRows
+        self,
+        model: nn.Module,
+        attentions: ModelAttentions,
+        keep: Callable[[Tensor], Tensor],
+        rows: KeptRows,
+        where: str,
     ) -> None:
-        self._model, self._keep, self._rows = model, keep, rows
+        self._model, self._keep, self._rows, self._where = model, keep, rows, where
         sites, lists = attentions.blocks()
         self._blocks, watched = _blocks_of(model, sites, lists)
         for path, module in model.named_modules():
@@ -101,7 +108,7 @@ class PartsRecorder:
             If the layout of the model is not known.
         """
         if self._problem is not None:
-            raise unknown_layout(self._model, str(self._problem))
+            raise self._unknown_layout(str(self._problem))
         for name, one in self._running.items():
             if one.readers:
                 writes = one.writes[: max(reader.count for reader in one.readers)]
@@ -109,6 +116,14 @@ class PartsRecorder:
                     name, Stream(writes, one.readers, one.first, one.count, self._kept_rows(one.first, one.count))
                 )
         self.begin_pass()
+
+    def _unknown_layout(self, found: str) -> RecordingError:
+        """Return the error of a model whose parts cannot be told apart."""
+        rule = (
+            "parts need a model whose stream is a sum of what layers add, and whose queries and keys are linear in it."
+        )
+        fix = "attlas.record(model) without parts; a module that adds to the stream must return what it adds."
+        return RecordingError(rule, found, fix, model=type(self._model).__name__, where=self._where)
 
     def _kept_rows(self, first: int, count: int) -> Tensor | None:
         """Return the positions of the rows that are kept of some rows; None for all."""
@@ -126,7 +141,7 @@ class PartsRecorder:
             texts.append(stream)
             return
         if [w.name for w in last.writes] != [w.name for w in stream.writes]:
-            raise unknown_layout(self._model, "what is added to the stream differs between two passes of one text")
+            raise self._unknown_layout("what is added to the stream differs between two passes of one text")
         joined: dict[tuple[int, ...], Tensor] = {}
 
         def join(*parts: Tensor) -> Tensor:
@@ -150,9 +165,7 @@ class PartsRecorder:
         """
         found = [stream for texts in self._texts.values() for stream in texts]
         if not found:
-            raise unknown_layout(
-                self._model, "no block of layers with a self-attention of a softmax ran outside of a program"
-            )
+            raise self._unknown_layout("no block of layers with a self-attention of a softmax ran outside of a program")
         return found
 
     def _kept(self, thing: Any, first: int) -> Any:
@@ -282,7 +295,7 @@ class PartsRecorder:
         """
         around = self._calls.running(self._blocks)
         if self._problem is not None or around is None or id(around) not in self._walks:
-            raise unknown_layout(self._model, str(self._problem or f"{path} is in no list of layers"))
+            raise self._unknown_layout(str(self._problem or f"{path} is in no list of layers"))
         walk = self._walks[id(around)]
         writes = [*self._running[self._blocks[id(around.module)][0]].writes, *walk.writes]
         reader = next((reader for reader in walk.readers if reader.name == path), None)
@@ -339,12 +352,3 @@ def _blocks_of(
             watched[id(block)] = path, block
             watched |= {id(module): (own, module) for own, module in watched_in(block, path, sites)}
     return blocks, watched
-
-
-def unknown_layout(model: nn.Module, found: str) -> RecordingError:
-    """Return the error of a model whose parts cannot be told apart."""
-    rule = (
-        "parts need a model whose stream is a sum of what its layers add, and whose queries and keys are linear in it."
-    )
-    fix = "attlas.record(model) without parts; a module that adds to the stream must return what it adds."
-    return RecordingError(rule, found, fix, arguments={"model": type(model).__name__})
