@@ -90,6 +90,9 @@ def save(
     torch.Size([1, 2, 5, 5])
     >>> destroy_process_group()
     """
+    if atlas.parts:
+        rule = "parts of the residual stream are saved by one process, and not with those of others."
+        raise RecordingError(rule, "a recording with parts", "atlas.save(folder), or atlas.parts.clear() first.")
     grid = gathered(mesh, lambda: _grid_of_ranks(mesh, placements))[distributed.get_rank()]
     told = gathered(
         mesh,

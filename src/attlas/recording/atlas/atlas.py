@@ -22,6 +22,7 @@ from attlas.recording.atlas.images.pictures import pictures_of, shrunk
 from attlas.recording.atlas.layers import layers_of, ranges, unrecorded_of
 from attlas.recording.atlas.serialization import UserScores
 from attlas.recording.atlas.storage import Writer
+from attlas.recording.atlas.streams import Stream
 from attlas.recording.atlas.table import frame, records, token_records
 from attlas.stats import Statistic
 
@@ -55,6 +56,8 @@ class Atlas:
         Named views, which the viewer offers and shows one after another as a tour.
     images : sequence of pictures, optional
         The pictures that the model was shown, in their order in the text; None for one that is not kept.
+    parts : iterable of Stream, optional
+        What ``record(model, parts=True)`` keeps for `attlas.heads.explain`.
 
     Attributes
     ----------
@@ -105,6 +108,7 @@ class Atlas:
         details: Mapping[str, Any] | None = None,
         bookmarks: Iterable[Bookmark] = (),
         images: Any = None,
+        parts: Iterable[Stream] = (),
     ) -> None:
         self.entries = list(entries)
         self.model = model
@@ -119,6 +123,7 @@ class Atlas:
         self.encoder_texts = encoder_texts
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
+        self.parts: list[Stream] = list(parts)
         self._images: list[Tensor | None] = []
         if images is not None:
             self.images = images
@@ -154,7 +159,8 @@ class Atlas:
         if self.encoder_texts is not None:
             facts["encoder_texts"] = self.encoder_texts
         spans = {name: list(span) for name, span in self.spans.items()}
-        images = {"images": self.images} if self.images else {}
+        images: dict[str, Any] = {"images": self.images} if self.images else {}
+        images |= {"parts": self.parts} if self.parts else {}
         return {**facts, **images, "ids": self.ids, "spans": spans, "details": self.details}
 
     @property
