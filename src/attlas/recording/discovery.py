@@ -210,7 +210,8 @@ class ModelAttentions:
             return paths, {name: first for kind in kinds for name, first in self._numbers[kind].first_of_list.items()}
         named = [path for path, _ in self.candidates()]
         paths = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
-        return paths, number_layers([path for path in paths if self._kind_of_attention(path) != "cross"], self._lists).first_of_list
+        own = [path for path in paths if self._kind_of_attention(path) != "cross"]
+        return paths, number_layers(own, self._lists).first_of_list
 
     def softmax_layers(self, kind: str) -> list[int]:
         """Return the layers of a kind whose attention is no linear one; those of the main kind for "linear"."""
