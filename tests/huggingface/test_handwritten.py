@@ -57,8 +57,8 @@ def inputs(side: str | None) -> dict[str, torch.Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
-# Of DeBERTa the products with the table of distances, whose numbers are then a bias; of Longformer its windows.
-DENSE = {"deberta": {"gather of logits"}, "longformer": {"pad of logits", "softmax of numbers"}}
+# Of DeBERTa the products with the table of distances, whose numbers are then a bias.
+DENSE = {"deberta": {"gather of logits"}}
 
 
 @pytest.mark.parametrize("name", MODELS)
