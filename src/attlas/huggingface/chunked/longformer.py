@@ -97,7 +97,8 @@ def sliding_window_attention(
 
     def split(t: Tensor) -> Tensor:
         """Return tokens with the axes (batch, heads, n, d)."""
-        return cast(t).view(batch, n, own.num_heads, own.head_dim).transpose(1, 2)
+        heads: int = own.num_heads
+        return cast(t).view(batch, n, heads, -1).transpose(1, 2)
 
     factor = 1 / math.sqrt(own.head_dim)
     q, k, v = split(own.query(hidden_states)), split(own.key(hidden_states)), split(own.value(hidden_states))

@@ -147,7 +147,8 @@ def _output(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, places: Places, 
 def _heads(module: nn.Module, t: Tensor) -> Tensor:
     """Return projected tokens with the axes (batch, heads, n, d)."""
     own: Any = module
-    return cast(t).unflatten(-1, (own.n_heads, own.key_value_proj_dim)).transpose(1, 2)
+    found: Tensor = cast(t).unflatten(-1, (own.n_heads, own.key_value_proj_dim)).transpose(1, 2)
+    return found
 
 
 def _class_with(module: nn.Module, name: str) -> type:
@@ -161,7 +162,7 @@ def _relative_bias(module: nn.Module, table: nn.Embedding) -> RelativeBias:
     buckets, most = own.relative_attention_num_buckets, own.relative_attention_max_distance
     with torch.device("meta"):  # its own table is not used
         bias = RelativeBias(own.n_heads, most, buckets=buckets, bidirectional=not own.is_decoder)
-    bias.weight = table.weight
+    bias.weight = table.weight  # type: ignore[assignment]  # a parameter, but for a sharded model
     return bias
 
 
