@@ -98,7 +98,8 @@ def sliding_window_attention(
     def split(t: Tensor) -> Tensor:
         """Return tokens with the axes (batch, heads, n, d)."""
         heads: int = own.num_heads
-        return cast(t).view(batch, n, heads, -1).transpose(1, 2)
+        found: Tensor = cast(t).view(batch, n, heads, -1).transpose(1, 2)
+        return found
 
     factor = 1 / math.sqrt(own.head_dim)
     q, k, v = split(own.query(hidden_states)), split(own.key(hidden_states)), split(own.value(hidden_states))
