@@ -27,7 +27,7 @@ def without_padding(module: nn.Module, original: Callable[..., Any], *args: Any,
     """
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "pad_token_id")
     given = dict(zip(names, args, strict=False)) | kwargs
-    return (0, *(value for name, value in given.items() if name != "pad_token_id"))
+    return (0, *(given[name] for name in names[:-1] if name in given))
 
 
 class Transposable:
@@ -69,7 +69,7 @@ def sliding_window_attention(
     is_index_global_attn: Tensor | None = None,
     is_global_attn: bool | None = None,
     output_attentions: bool = False,
-    layer_head_mask: Tensor | None = None,
+    **others: Any,
 ) -> Any:
     """Return what a layer of Longformer returns, from one matrix of the whole text.
 
@@ -81,7 +81,7 @@ def sliding_window_attention(
     -----
     A padding token sees nothing and has output 0, as in the model.
     """
-    if is_index_masked is None or is_index_global_attn is None or layer_head_mask is not None:
+    if is_index_masked is None or is_index_global_attn is None or are_given(others):
         return original(
             hidden_states,
             attention_mask=attention_mask,
@@ -89,7 +89,7 @@ def sliding_window_attention(
             is_index_global_attn=is_index_global_attn,
             is_global_attn=is_global_attn,
             output_attentions=output_attentions,
-            layer_head_mask=layer_head_mask,
+            **others,
         )
     own: Any = module
     batch, n, size = hidden_states.shape
@@ -133,6 +133,11 @@ def sliding_window_attention(
     if is_global is None:
         return output, returned
     return output, returned, Transposable(rows_of_global_tokens(shown, is_global))
+
+
+def are_given(others: dict[str, Any]) -> bool:
+    """Return whether a layer is called with arguments that attlas does not know, as masks of heads in old versions."""
+    return any(value is not None for value in others.values())
 
 
 def mask_of_windows(size: int, is_padding: Tensor, is_global: Tensor | None) -> Mask:

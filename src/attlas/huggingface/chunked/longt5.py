@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attlas.foundation.autocast import cast
 from attlas.foundation.compat import BLOCK_IDS
-from attlas.huggingface.chunked.longformer import mask_of_tokens
+from attlas.huggingface.chunked.longformer import are_given, mask_of_tokens
 from attlas.masks import Mask, Window, from_tensor
 from attlas.matrix.attend import attend
 from attlas.recording.hooks import pooled
@@ -41,19 +41,19 @@ def local_attention(
     mask: Tensor | None = None,
     position_bias: Any = None,
     output_attentions: bool = False,
-    layer_head_mask: Tensor | None = None,
+    **others: Any,
 ) -> Any:
     """Return what a local layer of LongT5 returns, from one matrix of the whole text.
 
     A padding token sees nothing, where the model lets it see all alike; nothing reads its output.
     """
-    if isinstance(position_bias, Tensor) or layer_head_mask is not None:
+    if isinstance(position_bias, Tensor) or are_given(others):
         return original(
             hidden_states,
             mask=mask,
             position_bias=position_bias,
             output_attentions=output_attentions,
-            layer_head_mask=layer_head_mask,
+            **others,
         )
     own: Any = module
     n = hidden_states.shape[1]
@@ -76,20 +76,20 @@ def transient_global_attention(
     mask: Tensor | None = None,
     position_bias: Any = None,
     output_attentions: bool = False,
-    layer_head_mask: Tensor | None = None,
+    **others: Any,
 ) -> Any:
     """Return what a transient global layer of LongT5 returns, from one matrix of the whole text.
 
     Its keys are those of the n tokens, and behind them one of each block of tokens, made of the sum of the block.
     A padding token sees nothing, where the model lets it see all alike; nothing reads its output.
     """
-    if isinstance(position_bias, Tensor) or layer_head_mask is not None:
+    if isinstance(position_bias, Tensor) or are_given(others):
         return original(
             hidden_states,
             mask=mask,
             position_bias=position_bias,
             output_attentions=output_attentions,
-            layer_head_mask=layer_head_mask,
+            **others,
         )
     own: Any = module
     is_token = torch.ones(hidden_states.shape[:2], device=hidden_states.device) if mask is None else mask
