@@ -54,6 +54,15 @@ NAMES = [
     "transformers.masking_utils.sdpa_mask",
     "transformers.models.minimax.modeling_minimax.MiniMaxLightningAttention.forward",
     "transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRglru._rnn_scan",
+    "transformers.models.longformer.modeling_longformer.LongformerModel._pad_to_window_size",
+    "transformers.models.led.modeling_led.LEDEncoder._pad_to_window_size",
+    "transformers.models.big_bird.modeling_big_bird.BigBirdModel._pad_to_block_size",
+    "transformers.models.bigbird_pegasus.modeling_bigbird_pegasus.BigBirdPegasusEncoder._pad_to_block_size",
+    *(
+        f"transformers.models.big_bird.modeling_big_bird.BigBirdBlockSparseAttention.{name}"
+        for name in ("_bigbird_block_rand_mask_with_head", "_bigbird_block_rand_mask", "_get_rand_attn_plan")
+    ),
+    "transformers.models.longt5.modeling_longt5._make_global_fixed_block_ids",
     "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 ]
 # Private names that stand elsewhere than in compat, by the package that they stand in.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -36,7 +37,6 @@ MODELS: dict[str, tuple[type[nn.Module], Any]] = {
     ),
     "mpnet": (transformers.MPNetForMaskedLM, transformers.MPNetConfig(**BERT)),
     "falcon": (transformers.FalconForCausalLM, transformers.FalconConfig(alibi=True, **FALCON)),
-    "longformer": (transformers.LongformerForMaskedLM, transformers.LongformerConfig(attention_window=4, **BERT)),
 }  # fmt: skip
 
 
@@ -57,8 +57,8 @@ def inputs(side: str | None) -> dict[str, torch.Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
-# Of DeBERTa the products with the table of distances, whose numbers are then a bias; of Longformer its windows.
-DENSE = {"deberta": {"gather of logits"}, "longformer": {"pad of logits", "softmax of numbers"}}
+# Of DeBERTa the products with the table of distances, whose numbers are then a bias.
+DENSE = {"deberta": {"gather of logits"}}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -75,10 +75,8 @@ def test_outputs_and_weights_are_those_of_eager(name: str, side: str | None) -> 
     torch.testing.assert_close(found.logits[text], wanted.logits[text], rtol=1e-4, atol=2e-5)
     assert {use.operation for use in block.dense_uses} == DENSE.get(name, set())
     for a, b in zip(found.attentions, wanted.attentions, strict=True):
-        if name != "longformer":
-            assert isinstance(a, attlas.AttentionMatrix)
-            b = b.masked_fill(~text[:, None, :, None], 0.0)
-            a = a.to_dense().masked_fill(~text[:, None, :, None], 0.0)
+        assert isinstance(a, attlas.AttentionMatrix)
+        a, b = (t.masked_fill(~text[:, None, :, None], 0.0) for t in (a.to_dense(), b))
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -135,3 +133,49 @@ def test_no_mask_stays_no_mask() -> None:
         with attlas.lazily(model):
             found = model(**given)
     torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::attlas.errors.RecordingWarning"
+)  # without `handwritten`, some layers are not heard
+@pytest.mark.parametrize("handwritten", [False, True])
+def test_layers_of_informer_have_sizes_of_their_own(handwritten: bool) -> None:
+    sizes: Any = {
+        "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "prediction_length": 8, "context_length": 40,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_time_features": 1, "dropout": 0.0,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.InformerModel(transformers.InformerConfig(**sizes)).eval()
+    times = {"past_time_features": torch.randn(2, 47, 1), "future_time_features": torch.randn(2, 8, 1)}
+    given = times | {"past_values": torch.randn(2, 47), "future_values": torch.randn(2, 8)}
+    found = []
+    with torch.no_grad():
+        for recorded in (False, True):
+            torch.manual_seed(1)  # its layers draw keys to choose queries by
+            with record(model, handwritten=handwritten) if recorded else nullcontext() as atlas:
+                found.append(model(**given, past_observed_mask=torch.ones(2, 47)).last_hidden_state)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    # The encoder halves the text after each of its layers but the last.
+    encoder = [entry.shape[3] for entry in atlas.entries if entry.kind == "encoder"]
+    assert encoder == ([40, 20, 10] if handwritten else [])
+
+
+@pytest.mark.parametrize("places", [4, 8])
+def test_convolutional_attention_is_lazy_or_counted(places: int) -> None:
+    # Chameleon's and Janus's encoders of pictures make their keys as columns: as many rows as there are channels.
+    models: Any = transformers.models
+    torch.manual_seed(0)
+    for block in (
+        models.chameleon.modeling_chameleon.ChameleonVQVAEEncoderAttnBlock(32),
+        models.janus.modeling_janus.JanusVQVAEAttnBlock(32),
+    ):
+        x = torch.randn(2, 32, places, places)
+        with torch.no_grad():
+            wanted = block(x)
+            with attlas.lazily(block) as lazy:
+                found = block(x)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        is_lazy = places**2 > 32
+        assert ("softmax of numbers" in {use.operation for use in lazy.dense_uses}) is not is_lazy
+        assert is_lazy is not bool(lazy.dense_uses)
+        assert ("nothing was" in repr(attlas.explain(lazy))) is is_lazy

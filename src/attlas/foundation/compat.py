@@ -48,11 +48,17 @@ except ImportError:
 __all__ = [
     "ATTENTION",
     "ATTENTION_STORED",
+    "BLOCK_IDS",
     "CAN_SWITCH",
     "FP32_PRECISION",
     "LIGHTNING",
     "MASK_PARTS",
     "OUTPUT_ATTENTIONS_STORED",
+    "PADS_TO_BLOCKS",
+    "PADS_TO_WINDOWS",
+    "RANDOM_BLOCKS",
+    "RANDOM_BLOCKS_OF_PAPER",
+    "RANDOM_PLAN",
     "RNN_SCAN",
     "SET_FP32_PRECISION",
     "TO_COPY",
@@ -245,6 +251,15 @@ CAN_SWITCH = "_can_set_attn_implementation"
 # recurrence of RecurrentGemma. Nothing public tells what such a layer computes with.
 LIGHTNING = "MiniMaxLightningAttention.forward"
 RNN_SCAN = "RecurrentGemmaRglru._rnn_scan"
+
+# Methods of models that attend in chunks: how Longformer and LED, and BigBird, fill up their texts; how a layer of
+# BigBird draws its random blocks; the function of LongT5's module that gives each token its block.
+PADS_TO_WINDOWS = "_pad_to_window_size"
+PADS_TO_BLOCKS = "_pad_to_block_size"
+RANDOM_BLOCKS = "_bigbird_block_rand_mask_with_head"
+RANDOM_BLOCKS_OF_PAPER = "_bigbird_block_rand_mask"
+RANDOM_PLAN = "_get_rand_attn_plan"
+BLOCK_IDS = "_make_global_fixed_block_ids"
 
 # What the mask functions of transformers.masking_utils close over: a rule is taken apart by these names. Where one is
 # changed, the rule is asked for each pair, as a function of the user's own is: slower, and right.

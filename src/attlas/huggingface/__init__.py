@@ -30,6 +30,7 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 48):
     raise MissingExtraError(rule, f"transformers {transformers.__version__}", fix, where="attlas.huggingface")
 
 from attlas.foundation.compat import registered
+from attlas.huggingface import chunked as chunked  # attlas.recording reads it from here
 from attlas.huggingface.attention import attention_forward
 from attlas.huggingface.copied_configurations import follow_copied_configurations
 from attlas.huggingface.layers import modules_without_interface

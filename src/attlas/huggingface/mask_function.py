@@ -48,13 +48,14 @@ def attention_mask(
     dtype, device
         Dtype and device of the tensor that the mask stands for.
     **kwargs
-        Hints for other implementations; of these, `allow_is_bidirectional_skip` counts in a block of `lazily`.
+        Hints for other implementations; of these, `allow_is_bidirectional_skip` counts in a block of `lazily`, and for
+        Informer, which `config` tells.
 
     Returns
     -------
     LazyMask, shape (batch, 1, m, n)
         Never None: a model without `is_causal` takes None for "causal". Only where a whole model writes its attention
-        out by hand, in a block of `lazily`, it is None where nothing is hidden, as on eager.
+        out by hand, in a block of `lazily`, and for Informer, it is None where nothing is hidden, as on eager.
         Inside torch.compile and torch.export, where no intervention is applied, a tensor of booleans.
 
     Examples
@@ -93,6 +94,8 @@ def attention_mask(
     lazy = lazy_mask(
         sizes, first_query, kv_offset, mask_function, attention_mask, device, dtype, broadcasts=not use_vmap
     )
-    if NONE_FOR_ALL.get() and kwargs.get("allow_is_bidirectional_skip") and lazy.mask is None:
+    # Informer's encoder halves the text between its layers (`distil`), and no layer takes a mask of the size before.
+    takes_none = NONE_FOR_ALL.get() or getattr(kwargs.get("config"), "distil", False)
+    if takes_none and kwargs.get("allow_is_bidirectional_skip") and lazy.mask is None:
         return None
     return lazy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,7 +34,8 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
                 # transformers is imported here, for its own models only.
                 part.set_attn_implementation(attlas.huggingface.NAME)
             _switch_old(model)
-        yield
+        with attlas.huggingface.chunked.attending_in_one_matrix(model) if before else nullcontext():
+            yield
     finally:
         for config, value in before.values():
             setattr(config, ATTENTION_STORED, value)

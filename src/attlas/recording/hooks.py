@@ -418,6 +418,11 @@ def takes_values() -> bool:
     return any(getattr(listener, "takes_values", True) for listener in _current_listeners.get())
 
 
+def are_values_kept() -> bool:
+    """Return whether a recording in this thread keeps the values of attentions, or their norms."""
+    return any(getattr(listener, "takes_values", False) for listener in _listeners.get())
+
+
 def is_changing() -> bool:
     """Return whether an intervention is applied in this thread."""
     return _active_changers > 0 and any(isinstance(listener, Changer) for listener in _current_listeners.get())

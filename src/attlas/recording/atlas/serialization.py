@@ -16,6 +16,7 @@ from attlas.errors import DtypeError, RecordingError, kind
 from attlas.matrix.handwritten.steps import StepScore
 from attlas.matrix.value_weighted import KeyWeighted
 from attlas.scores.placed import PlacedScore
+from attlas.scores.side import SideBias
 from attlas.stats import Largest, Moments
 
 Spec: TypeAlias = "dict[str, Any]"
@@ -44,10 +45,11 @@ _SCORE_CLASSES: dict[str, type[s.Score]] = {
     "MovedScore": PlacedScore,
     "KeyWeighted": KeyWeighted,
     "StepScore": StepScore,
+    "SideBias": SideBias,
 }
 _MASK_CLASSES: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
-# Version 2 writes these two as it writes a score of the user's own.
-_STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore", "StepScore")
+# Version 2 writes these as it writes a score of the user's own.
+_STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore", "StepScore", "SideBias")
 _TUPLE_CLASSES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
 
 
