@@ -23,6 +23,7 @@ import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from ".
 import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
 import { createTexts } from "./data/tokens.js";
+import { mountTrial } from "./panels/trial.js";
 import { isWeighted } from "./data/weighting.js";
 import { language } from "./words/words.js";
 import { getRange } from "./map/colour.js";
@@ -101,6 +102,8 @@ export function mount(root, transport, options = {}) {
     }
     const bookmarks = mountBookmarks(shell.tour, { ...context, button: shell.bookmarks });
     cleanups.push(() => bookmarks.destroy());
+    const trial = mountTrial(context);
+    cleanups.push(() => trial.destroy());
     cleanups.push(createKeys(root, context));
     cleanups.push(followTitle(store, options));
     if (!hasPlace(fields) && !(heads && heads.progress >= 1)) cleanups.push(followTellingHead(root, context));
