@@ -86,6 +86,7 @@ export function mount(root, transport, options = {}) {
       [mountHeads, shell.heads],
       [mountText, shell.text],
       [mountReading, shell.reading],
+      [mountTrial, shell.reading], // below what the box of the model has
       [mountImage, shell.image],
       [mountSearch, shell.search],
       [mountColourbar, shell.colourbar],
@@ -102,8 +103,6 @@ export function mount(root, transport, options = {}) {
     }
     const bookmarks = mountBookmarks(shell.tour, { ...context, button: shell.bookmarks });
     cleanups.push(() => bookmarks.destroy());
-    const trial = mountTrial(context);
-    cleanups.push(() => trial.destroy());
     cleanups.push(createKeys(root, context));
     cleanups.push(followTitle(store, options));
     if (!hasPlace(fields) && !(heads && heads.progress >= 1)) cleanups.push(followTellingHead(root, context));

@@ -46,12 +46,13 @@ export function computeChanges({ tokens, pairs, before, after }, side) {
 }
 
 /**
- * Mount the dialog and its button, where the page has a model.
+ * Mount the dialog, and its button in the box of the model, where the page has one.
  *
+ * @param {HTMLElement} element
  * @param {PageContext} context
  * @returns {Panel}
  */
-export function mountTrial({ store, transport, map, announce, uid, root, tools }) {
+export function mountTrial(element, { store, transport, map, announce, uid, root }) {
   const { info } = store.state;
   if (!info.reading) return { destroy() {} };
   const facts = info.reading;
@@ -67,10 +68,9 @@ export function mountTrial({ store, transport, map, announce, uid, root, tools }
   let changes = [];
   let scale = LEAST_SCALE;
 
-  const openButton = make("button", { type: "button", title: t("Read the text again without this head, without some tokens, or with other words") }, t("What if"));
-  const buttonBox = make("div", {}, openButton);
-  tools.prepend(buttonBox);
-  const dialog = createDialog(root, t("What if"), uid, () => {
+  const openButton = make("button", { type: "button", class: "toggle trial-open", title: t("Read the text again without this head, without some tokens, or with other words") }, t("What if …"));
+  element.insertBefore(openButton, element.lastElementChild);
+  const dialog = createDialog(root, t("What if …"), uid, () => {
     controller?.abort();
     if (store.state.panel === "trial") store.set({ panel: "" });
   });
@@ -251,22 +251,21 @@ export function mountTrial({ store, transport, map, announce, uid, root, tools }
     showMessage([says, t("{0} of {1} tokens are less likely. Loss: {2} before, {3} now, in nats a token.", formatInteger(lessLikely.length), formatInteger(known.length), loss(trial.before), loss(trial.after))].join(t(" ")));
     results.hidden = false;
     const hasTwo = kind === "other";
-    flowBoxes[0].hidden = headings[1].hidden = !hasTwo;
-    headings[1].hidden = false;
+    results.classList.toggle("two", hasTwo);
+    flowBoxes[0].hidden = !hasTwo;
     headings[1].textContent = hasTwo ? t("The text as it is now") : t("How much less likely (red) or more likely (blue) each token is");
     for (const side of hasTwo ? [0, 1] : [1]) {
       const tokens = trial.tokens[side];
       flows[side].start(tokens.length, { length: tokens.length, prefetch: () => {}, peek: (position) => tokens[position] ?? null, joined: () => null });
+      const alone = changes[side].findIndex((change, position) => position > 0 && Number.isNaN(change));
+      if (alone > 0) flows[side].reveal(alone);
     }
     reading.textContent = t("Point at a token: how likely it was, and is.");
+    const note = trial.every > 1 ? make("p", { class: "trial-note" }, t("Of every {0}th query of this long text.", trial.every)) : null;
     lists.replaceChildren(
-      make("h3", {}, t("Less likely")),
-      createTokenList(trial, lessLikely.sort((a, b) => changes[1][a] - changes[1][b]).slice(0, LISTED)),
-      make("h3", {}, t("What comes next")),
-      createFollowing(trial.next),
-      make("h3", {}, t("Heads that attend elsewhere")),
-      createHeadList(trial),
-      ...(trial.every > 1 ? [make("p", { class: "trial-note" }, t("Of every {0}th query of this long text.", trial.every))] : []),
+      make("section", {}, make("h3", {}, t("Less likely")), createTokenList(trial, lessLikely.sort((a, b) => changes[1][a] - changes[1][b]).slice(0, LISTED))),
+      make("section", {}, make("h3", {}, t("What comes next")), createFollowing(trial.next)),
+      make("section", {}, make("h3", {}, t("Heads that attend elsewhere")), createHeadList(trial), note),
     );
   }
   const createToken = (/** @type {string | undefined} */ text) => make("code", { class: "token" }, text === undefined ? "–" : showWhitespace(text));
@@ -375,7 +374,7 @@ export function mountTrial({ store, transport, map, announce, uid, root, tools }
       clearTimeout(timer);
       for (const flow of flows) flow.destroy();
       dialog.destroy();
-      buttonBox.remove();
+      openButton.remove();
     },
   };
 }
