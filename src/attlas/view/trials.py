@@ -28,7 +28,7 @@ from attlas.view.source import Source
 from attlas.view.tokens import Text, pieces_from
 
 TRIALS = ("without", "other")  # questions about a text that is read again
-_CELLS = 1 << 25  # cells of both recordings that are compared at most; of longer texts a sample of the queries
+_CELLS = 1 << 26  # cells of both recordings that are compared at most; of longer texts a sample of the queries
 _LISTED = 24  # heads that are named, with
 _NAMED_CELLS = 3  # pairs of tokens of each
 _LIKELIEST = 3  # tokens that may come next, of which probabilities are told

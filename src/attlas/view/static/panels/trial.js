@@ -9,6 +9,7 @@ import { t } from "../words/words.js";
 
 const POLL_INTERVAL = 300; // ms between two requests for the progress
 const REQUEST_DELAY = 250; // ms without another change after which the text is read again
+const MAX_TOKENS = 16_384; // of a text that is asked for at once
 const LISTED = 12; // tokens and heads in the lists
 const LEAST_SCALE = 0.5; // nats of a change that has the full colour, at least
 /** @typedef {{ heads: string[], span: Span | null }} Off */
@@ -64,6 +65,7 @@ export function mountTrial(element, { store, transport, map, announce, uid, root
   /** @type {Trial | null} */
   let shown = null;
   let shownFor = ""; // the question that is answered
+  let original = facts.text; // the text that is shown; of a recording it is fetched once it is needed
   /** @type {Float64Array[]} */
   let changes = [];
   let scale = LEAST_SCALE;
@@ -138,6 +140,18 @@ export function mountTrial(element, { store, transport, map, announce, uid, root
     results.hidden = true;
     [shown, shownFor] = [null, ""];
     showMessage(kind === "other" ? t("Change a word, and compare: the texts are aligned token by token.") : "");
+    if (kind === "other" && !original) fillText();
+  }
+  async function fillText() {
+    try {
+      const { json } = await transport.get("tokens", { start: 0, stop: Math.min(info.text_length, MAX_TOKENS) });
+      const tokens = [...json.tokens];
+      for (const [start, stop, text] of json.joined) tokens.splice(start, stop - start, text, ...Array(stop - start - 1).fill(""));
+      original = tokens.join("");
+      if (!textArea.value) textArea.value = original;
+    } catch (error) {
+      showMessage(`${error.message}.`);
+    }
   }
   function showChoice() {
     const { off, state } = { off: readOff(store.state.off), state: store.state };
@@ -175,7 +189,7 @@ export function mountTrial(element, { store, transport, map, announce, uid, root
     await ask("without", { heads: heads.join(",") || undefined, start: span?.start, stop: span?.stop }, says);
   }
   async function compareTexts() {
-    if (textArea.value === facts.text || !textArea.value.trim()) return showMessage(t("Change a word first."));
+    if (textArea.value === original || !textArea.value.trim()) return showMessage(t("Change a word first."));
     try {
       await transport.send?.("second", { text: textArea.value });
     } catch (error) {
