@@ -281,53 +281,45 @@ def what_if() -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
     from attlas import models
+    from attlas.view.parameters import Parameters
+    from attlas.view.source import Source
+    from attlas.view.trials import Trials
 
     tokenizer = AutoTokenizer.from_pretrained(models.path())
     shipped = AutoModelForCausalLM.from_pretrained(models.path())
     torch.manual_seed(0)
     sizes = {"n_layer": 32, "n_head": 32, "n_embd": 512, "vocab_size": shipped.config.vocab_size, "n_positions": 256}
     wide = GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=0, bos_token_id=0)).eval()
-    lines = "".join(f"def f{i}(a, b):\n    return a + {i} * b\n" for i in range(400))
-    ids = tokenizer(lines)["input_ids"][: SMALL - 1]
+
+    def ids_of(text: str) -> list[int]:
+        return [tokenizer.bos_token_id, *tokenizer(text, verbose=False)["input_ids"]]
+
+    def shown_by(model: Any, ids: list[int]) -> tuple[Source, Trials]:
+        with attlas.record(model) as atlas, torch.no_grad():
+            model(torch.tensor([ids]))
+        return Source(atlas), Trials(lambda: (model, tokenizer), ids_of)
+
+    ids = ids_of("".join(f"def f{i}(a, b):\n    return a + {i} * b\n" for i in range(400)))[:SMALL]
+    source, trials = shown_by(shipped, ids)
+    first, *others = (
+        processed(partial(trials.without, source, ids, Parameters({"heads": f"0.{head}"}), None)) for head in range(4)
+    )
+    found = {"tokens": len(ids), "first_without_seconds": first, "without_seconds": min(others)}
     text = "def add(a, b):\n    return a + b\n\n\n" * 4
-    found: dict[str, Any] = {}
-    with read_by(shipped, tokenizer, tokenizer.decode(ids)) as service:
-        found["tokens"] = len(service.source.texts[0])
-        first, *others = (processed(service, "without", heads=f"0.{head}") for head in range(4))
-        found |= {"first_without_seconds": first, "without_seconds": min(others)}
-    with read_by(wide, tokenizer, text) as service:
-        found["heads"] = sum(len(shown.entry.heads) for shown in service.source.entries)
-        seconds = []
-        for word in ("total", "value", "number"):
-            service.post("second", {"text": text.replace("add", word, 1)})
-            seconds.append(processed(service, "other"))
-        found |= {"other_tokens": len(service.source.texts[0]), "other_seconds": min(seconds)}
+    source, trials = shown_by(wide, ids_of(text))
+    seconds = []
+    for word in ("total", "value", "number", "sum"):
+        trials.second = text.replace("add", word, 1)
+        seconds.append(processed(partial(trials.other, source, ids_of(text), None)))
+    found |= {"heads": wide.config.n_layer * wide.config.n_head, "other_tokens": len(ids_of(text))}
+    found |= {"first_other_seconds": seconds[0], "other_seconds": min(seconds[1:])}
     return found | {"goals": {name: found[name] <= goal for name, goal in WHAT_IF_GOALS.items()}}
 
 
-@contextmanager
-def read_by(model: Any, tokenizer: Any, text: str) -> Iterator[Any]:
-    """Show a text that a model has read."""
-    from attlas.view import Service
-    from attlas.view.reading import ReadingService
-
-    shown = Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8)))
-    service = ReadingService(shown, lambda: (model, tokenizer), name="model")
-    service.post("read", {"text": text})
-    while json.loads(service.answer("reading", {}).body)["doing"]:
-        time.sleep(0.1)
-    try:
-        yield service
-    finally:
-        service.close()
-
-
-def processed(service: Any, name: str, **parameters: str) -> float:
-    """Return the seconds of the process until a question is answered."""
+def processed(run: Callable[[], object]) -> float:
+    """Return the seconds that the process computes."""
     begun = time.process_time()
-    answer = service.answer(name, parameters)
-    if answer.status != 200:
-        raise RuntimeError(f"{name}: {answer.status} {answer.body[:200]!r}")
+    run()
     return round(time.process_time() - begun, 3)
 
 
