@@ -1,13 +1,16 @@
 """The viewer over HTTP and in Chromium, on a matrix of 100,000 × 100,000: tiles, first picture, frames, memory.
 
-Run with ``make bench`` or ``python benchmarks/viewer.py [--quick] [--tokens N] [--seconds S]``; three minutes, or
-forty seconds with ``--quick`` (a shorter text and a shorter ride). The recording is made first: one layer of causal
-heads, d = 64, of random queries and keys. It is served by ``attlas view`` in a process of its own, whose memory is read
-at the end. Goals: a tile of blocks of up to 8 × 8 cells in 150 ms that nobody has asked for before, in 5 ms that
-somebody has (95th percentiles); the first picture a second after the page begins to load; no frame over 50 ms in a
-minute of panning and zooming; under 1 GB in the server; from the start of the command to the first picture of 2,000
-tokens three seconds; no frame over 50 ms while the wheel zooms over 16,384 tokens; a time left of the first pass over
-the whole matrix that is never more than a third of the pass off. Without Playwright and Chromium the page is left out.
+Run with ``make bench`` or ``python benchmarks/viewer.py [--quick] [--what-if] [--tokens N] [--seconds S]``; three
+minutes, or forty seconds with ``--quick`` (a shorter text and a shorter ride). The recording is made first: one layer
+of causal heads, d = 64, of random queries and keys. It is served by ``attlas view`` in a process of its own, whose
+memory is read at the end. Goals: a tile of blocks of up to 8 × 8 cells in 150 ms that nobody has asked for before, in 5
+ms that somebody has (95th percentiles); the first picture a second after the page begins to load; no frame over 50 ms
+in a minute of panning and zooming; under 1 GB in the server; from the start of the command to the first picture of
+2,000 tokens three seconds; no frame over 50 ms while the wheel zooms over 16,384 tokens; a time left of the first pass
+over the whole matrix that is never more than a third of the pass off. Without Playwright and Chromium the page is left
+out.
+``--what-if`` measures alone what a text is like without a head, 2,000 tokens of the shipped model, and two texts that
+differ in a word with 1,024 heads: 2 s of the process each, saved as ``what_if``.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ GOALS = {
     "slow_wheel_frames": 0,
     "time_left_off": 1 / 3,
 }
+WHAT_IF_GOALS = {"without_seconds": 2.0, "other_seconds": 2.0}  # of the process
 SMALL, MIDDLE = 2_000, 16_384  # tokens of the recordings that the command opens cold, and that the wheel zooms over
 SLOW = 50.0  # milliseconds of a frame
 
@@ -80,7 +84,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="of the text (default: 100,000; 20,000 with --quick)")
     parser.add_argument("--seconds", type=float, help="of panning and zooming (default: 60; 10 with --quick)")
     parser.add_argument("--quick", action="store_true", help="a shorter text, one head; nothing is saved")
+    parser.add_argument("--what-if", action="store_true", help="the texts that are read again, alone")
     args = parser.parse_args()
+    if args.what_if:
+        what_if_results = what_if()
+        print(json.dumps(what_if_results, indent=2))
+        save("what_if", what_if_results)
+        return
     tokens = args.tokens or (20_000 if args.quick else 100_000)
     seconds = args.seconds or (10.0 if args.quick else 60.0)
     heads = 1 if args.quick else 2
@@ -261,6 +271,56 @@ def opened(recording: Path, tokens: int = SMALL, *, seconds: float) -> dict[str,
     from_goto = found.get("address_to_picture_ms")
     whole = None if from_goto is None else round(listening + from_goto, 1)
     return {"tokens": tokens, "listening_ms": round(listening, 1), "command_to_picture_ms": whole, **found}
+
+
+# ---------------------------------------------------------------------------------------------------------- what if
+
+
+def what_if() -> dict[str, Any]:
+    """Ask what a text is like without a head, and with another word: seconds of the process, the least of three."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    from attlas import models
+    from attlas.view.parameters import Parameters
+    from attlas.view.source import Source
+    from attlas.view.trials import Trials
+
+    tokenizer = AutoTokenizer.from_pretrained(models.path())
+    shipped = AutoModelForCausalLM.from_pretrained(models.path())
+    torch.manual_seed(0)
+    sizes = {"n_layer": 32, "n_head": 32, "n_embd": 512, "vocab_size": shipped.config.vocab_size, "n_positions": 256}
+    wide = GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=0, bos_token_id=0)).eval()
+
+    def ids_of(text: str) -> list[int]:
+        return [tokenizer.bos_token_id, *tokenizer(text, verbose=False)["input_ids"]]
+
+    def shown_by(model: Any, ids: list[int]) -> tuple[Source, Trials]:
+        with attlas.record(model) as atlas, torch.no_grad():
+            model(torch.tensor([ids]))
+        return Source(atlas), Trials(lambda: (model, tokenizer), ids_of)
+
+    ids = ids_of("".join(f"def f{i}(a, b):\n    return a + {i} * b\n" for i in range(400)))[:SMALL]
+    source, trials = shown_by(shipped, ids)
+    first, *others = (
+        processed(partial(trials.without, source, ids, Parameters({"heads": f"0.{head}"}), None)) for head in range(4)
+    )
+    found = {"tokens": len(ids), "first_without_seconds": first, "without_seconds": min(others)}
+    text = "def add(a, b):\n    return a + b\n\n\n" * 4
+    source, trials = shown_by(wide, ids_of(text))
+    seconds = []
+    for word in ("total", "value", "number", "sum"):
+        trials.second = text.replace("add", word, 1)
+        seconds.append(processed(partial(trials.other, source, ids_of(text), None)))
+    found |= {"heads": wide.config.n_layer * wide.config.n_head, "other_tokens": len(ids_of(text))}
+    found |= {"first_other_seconds": seconds[0], "other_seconds": min(seconds[1:])}
+    return found | {"goals": {name: found[name] <= goal for name, goal in WHAT_IF_GOALS.items()}}
+
+
+def processed(run: Callable[[], object]) -> float:
+    """Return the seconds that the process computes."""
+    begun = time.process_time()
+    run()
+    return round(time.process_time() - begun, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- the page

@@ -12,6 +12,7 @@ from tests.view.declared import check_fields, interfaces
 
 import attlas
 from attlas.view import Service, bundle
+from attlas.view.trials import TRIALS
 
 STATIC = Path(bundle.__file__).parent / "static"
 
@@ -62,7 +63,7 @@ def test_an_offline_page_is_declared(service: Service) -> None:
 
 
 def test_every_question_is_declared(service: Service) -> None:
-    assert set(interfaces()["Questions"][1]) == {*service.names, "reading"}
+    assert set(interfaces()["Questions"][1]) == {*service.names, "reading", *TRIALS}
 
 
 def test_an_object_with_another_field_is_noticed(service: Service) -> None:

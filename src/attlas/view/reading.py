@@ -18,10 +18,11 @@ from attlas.errors import AttlasError
 from attlas.recording import record
 from attlas.recording.atlas import Atlas
 from attlas.recording.metadata import token_bytes
-from attlas.view.exact import Wanted
+from attlas.view.exact import UnwantedError, Wanted
 from attlas.view.known_heads import KnownHeads, OnBlock, heads_of_text, heads_on_block, is_of_same_model
 from attlas.view.parameters import QuestionError
 from attlas.view.service import Answer, Service, answered, json_answer, refusal
+from attlas.view.trials import TRIALS, Trials, after_each_part, trial
 
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
@@ -103,6 +104,7 @@ class ReadingService:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._closed = False
+        self._trials = Trials(self._load, self._tokenized)
 
     @property
     def source(self) -> Any:
@@ -116,6 +118,10 @@ class ReadingService:
             return self._progress_answer(service)
         if parameters.get("v", service.source.key) != service.source.key:
             return refusal(409, "another text was read since; reload the page")
+        if name in TRIALS:
+            if self._closed:
+                return refusal(503, "the viewer was closed")
+            return answered(lambda: self._try(name, service, parameters, wanted))
         answer = service.answer(name, parameters, wanted)
         return self._progress_answer(service, answer) if name == "info" and answer.status == 200 else answer
 
@@ -125,7 +131,34 @@ class ReadingService:
         facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _MOST_CHARACTERS}
         if info is not None:
             return json_answer(json.loads(info.body) | {"reading": facts | {"more": _MOST_NEW}}, final=False)
-        return json_answer(vars(self._progress) | facts | {"key": service.source.key}, final=False)
+        more = {"key": service.source.key, "trial": self._trials.share}
+        return json_answer(vars(self._progress) | facts | more, final=False)
+
+    def _try(self, name: str, service: Service, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
+        """Answer what is different without some heads, or with other words."""
+        if self._is_reading:
+            raise QuestionError(409, "the model is still reading; stop it first")
+
+        def still_wanted() -> bool:
+            return not self._closed and (wanted is None or wanted())
+
+        try:
+            found = trial(self._trials, name, service.source, self._text.ids, parameters, still_wanted)
+        except (QuestionError, UnwantedError):
+            raise
+        except Exception as failed:  # whatever a model raises is shown on the page, and not tried again
+            raise QuestionError(409, _reason(failed)) from failed
+        return json_answer(found, final=name == "without")
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether the model reads or writes."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _load(self) -> tuple[Any, Any]:
+        """Return the model and its tokenizer, which are loaded once."""
+        self._loaded = self._loaded or self._loader()
+        return self._loaded  # type: ignore[no-any-return]
 
     def post(self, name: str, content: Any) -> Answer:
         """Read a text, write further tokens, or stop.
@@ -133,7 +166,8 @@ class ReadingService:
         Parameters
         ----------
         name : str
-            "read"; others are for the recording that is shown.
+            "read"; "second" for a text that "other" compares with the present one; others are for the recording that
+            is shown.
         content : dict
             ``{"text": "...", "more": n}``: the text, or None for the present one, and how many tokens the model
             writes after it; ``{"stop": True}`` ends what is being done.
@@ -143,6 +177,8 @@ class ReadingService:
         Answer
             409 while the model reads another one, 503 after `close`.
         """
+        if name == "second":
+            return answered(lambda: self._take_second(content))
         if name != "read":
             return self._service.post(name, content)
         return answered(lambda: self._start_or_stop(content))
@@ -154,16 +190,14 @@ class ReadingService:
             self._stopped.set()
             return json_answer({}, final=False)
         text, more = request.get("text"), request.get("more", 0)
-        if not isinstance(text, str | None) or (text is not None and not text.strip()):
-            raise QuestionError(400, "type a text first")
-        if text is not None and len(text) > _MOST_CHARACTERS:
-            raise QuestionError(400, f"the text has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read")
+        if text is not None:
+            _check_text(text)
         if type(more) is not int or not 0 <= more <= _MOST_NEW or (text is None and not more):
             raise QuestionError(400, f"more must be a number of tokens from 1 to {_MOST_NEW}")
         with self._lock:
             if self._closed:
                 raise QuestionError(503, "the viewer was closed")
-            if self._thread is not None and self._thread.is_alive():
+            if self._is_reading or self._trials.busy:
                 raise QuestionError(409, "the model is still reading; stop it first")
             self._stopped.clear()
             self._progress = _ReadingProgress("loading" if self._loaded is None else "reading")
@@ -171,6 +205,12 @@ class ReadingService:
                 target=self._read_and_generate, args=(text, more), name="attlas-read", daemon=True
             )
             self._thread.start()
+        return json_answer({}, final=False)
+
+    def _take_second(self, content: Any) -> Answer:
+        """Keep the text that is compared with the present one."""
+        text = content.get("text") if isinstance(content, dict) else None
+        self._trials.second = _check_text(text)
         return json_answer({}, final=False)
 
     def close(self) -> None:
@@ -189,7 +229,7 @@ class ReadingService:
         """Read a text, if there is one, and generate tokens; the progress ends with the error, if any."""
         error = ""
         try:
-            self._loaded = self._loaded or self._loader()
+            self._load()
             if not self._is_measured:
                 self._measure_heads()
             if text is not None:
@@ -203,8 +243,7 @@ class ReadingService:
         except QuestionError as refused:
             error = refused.text
         except Exception as failed:  # noqa: BLE001 - whatever a model raises is shown on the page
-            error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
-            error = f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
+            error = _reason(failed)
         self._progress = _ReadingProgress(error=error)
 
     def _measure_heads(self) -> None:
@@ -279,23 +318,35 @@ class ReadingService:
     @contextlib.contextmanager
     def _counting_progress(self, model: nn.Module) -> Iterator[None]:
         """Count the leaf modules that have run; between two of them the user may stop the model."""
-        parts = [module for module in model.modules() if not any(module.children())]
         if self._progress.doing != "writing":
             doing = "measuring" if self._progress.doing == "measuring" else "reading"
-            self._progress = _ReadingProgress(doing, 0, len(parts))
+            self._progress = _ReadingProgress(doing)
         progress = self._progress
 
-        def ran(*_: Any) -> None:
-            """Count one module that ran; stop where that was asked for."""
+        def ran(done: int, total: int) -> None:
+            """Note how many modules ran; stop where that was asked for."""
             if self._stopped.is_set():
                 raise _StoppedError
             if progress.doing != "writing":
-                progress.done = min(progress.done + 1, progress.total)
+                progress.done, progress.total = done, total
 
-        with contextlib.ExitStack() as stack:
-            for part in parts:
-                stack.callback(part.register_forward_hook(ran).remove)
+        with after_each_part(model, ran):
             yield
+
+
+def _check_text(text: Any) -> str:
+    """Return a text of the user; raise a QuestionError where it is empty or too long."""
+    if not isinstance(text, str) or not text.strip():
+        raise QuestionError(400, "type a text first")
+    if len(text) > _MOST_CHARACTERS:
+        raise QuestionError(400, f"the text has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read")
+    return text
+
+
+def _reason(failed: Exception) -> str:
+    """Return what a model raised as one line."""
+    error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
+    return f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
 
 
 def _likeliest_token(output: Any) -> int | None:

@@ -23,6 +23,7 @@ import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from ".
 import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
 import { createTexts } from "./data/tokens.js";
+import { mountTrial } from "./panels/trial.js";
 import { isWeighted } from "./data/weighting.js";
 import { language } from "./words/words.js";
 import { getRange } from "./map/colour.js";
@@ -85,6 +86,7 @@ export function mount(root, transport, options = {}) {
       [mountHeads, shell.heads],
       [mountText, shell.text],
       [mountReading, shell.reading],
+      [mountTrial, shell.reading], // below what the box of the model has
       [mountImage, shell.image],
       [mountSearch, shell.search],
       [mountColourbar, shell.colourbar],

@@ -187,6 +187,33 @@ interface ReadingStatus {
   key: string;
   text: string;
   tokens: number;
+  /** How far the comparison is that was asked for, from 0 to 1; null while there is none. */
+  trial: number | null;
+}
+/** What a text is like without some heads, or with other words: before and after the change. */
+interface Trial {
+  tokens: [before: string[], after: string[]];
+  /** Positions that stand for each other in both texts. */
+  pairs: [before: number, after: number][];
+  /** The probability of each token given those before it; null for the first. */
+  before: (number | null)[];
+  after: (number | null)[];
+  next: [before: Following, after: Following];
+  /** Every so many-th query was compared. */
+  every: number;
+  heads: MovedHead[];
+}
+/** What may come after a text: the likeliest tokens, and the likeliest continuation. */
+interface Following {
+  likeliest: [token: string, probability: number | null][];
+  text: string;
+}
+/** A head with the share of its weights that moved; keys that one text lacks are null. */
+interface MovedHead {
+  entry: number;
+  head: number;
+  moved: number;
+  cells: [query: [before: number, after: number], key: [before: number | null, after: number | null], before: number, after: number][];
 }
 type TrackName = "column_mass" | "column_max" | "entropy" | "effective_keys" | "max_weight";
 
@@ -226,11 +253,14 @@ interface Questions {
   top: JsonAnswer<{ cells: WeightedCell[]; rounded?: boolean }>;
   offline: JsonAnswer<{ page?: string; data: PackedData }>;
   reading: JsonAnswer<ReadingStatus>;
+  without: JsonAnswer<Trial>;
+  other: JsonAnswer<Trial>;
 }
 /** What the page sends to be kept or done, each with its answer. */
 interface Sendings {
   bookmarks: { json: { bookmarks: Bookmark[] } };
   read: { json: object };
+  second: { json: object };
 }
 /** Parameters of a question. */
 type Params = Record<string, string | number | undefined | null>;

@@ -71,6 +71,7 @@ interface View extends HeadPlace {
   panel: string;
   tour: number | null;
   aside: Aside;
+  off: string;
 }
 /** The state of a page once it knows what there is to see. */
 interface State extends View {

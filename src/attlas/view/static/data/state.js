@@ -39,6 +39,7 @@ export const DEFAULTS = Object.freeze({
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
   tour: null, // null | the index of the bookmark that a tour shows
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
+  off: "", // what a text is read again without: heads by entry and head, "2.4,3.1", and tokens, "2.4;12-15"
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
   reading: null, // null | the weight of that cell, or of the block that its pixel stands for
@@ -134,6 +135,7 @@ const FIELDS = {
   filter: ["q", textCodec],
   panel: ["panel", textCodec],
   tour: ["tour", integerCodec],
+  off: ["off", textCodec],
   aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };
 const FIELD_LIST = /** @type {[keyof View, [param: string, codec: Codec<unknown>]][]} */ (Object.entries(FIELDS));
