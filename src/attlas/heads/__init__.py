@@ -40,12 +40,12 @@ from attlas.heads.targets import Agreement
 from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 
 __all__ = [
-    "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Broad", "ChangedCell", "Changes", "ClipFactors",
-    "Collapse", "Contacts", "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm",
-    "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local", "Pattern",
-    "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable", "alignment", "block_scores", "broad",
-    "by_distance", "by_token", "changes", "classify", "contacts", "current_token", "diagonal",
-    "duplicate_token", "effect", "first_token", "fixed_distance", "flow", "induction", "local", "measure",
-    "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores",
-    "separator", "sink_keys", "span_table",
+    "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Bands", "Broad", "CellExplanation", "ChangedCell",
+    "Changes", "ClipFactors", "Collapse", "Contacts", "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken",
+    "EntropyAlarm", "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local",
+    "MapExplanation", "PairOfParts", "Part", "Pattern", "Prediction", "PreviousToken", "Retrieval", "Separator",
+    "SinkKeys", "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "changes", "classify",
+    "contacts", "current_token", "diagonal", "duplicate_token", "effect", "explain", "first_token", "fixed_distance",
+    "flow", "induction", "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block",
+    "retrieval_score", "rollout", "scores", "separator", "sink_keys", "span_table",
 ]  # fmt: skip

@@ -420,7 +420,7 @@ def takes_values() -> bool:
 
 def are_values_kept() -> bool:
     """Return whether a recording in this thread keeps the values of attentions, or their norms."""
-    return any(getattr(listener, "takes_values", False) for listener in _listeners.get())
+    return any(getattr(listener, "takes_values", False) for listener in _current_listeners.get())
 
 
 def is_changing() -> bool:

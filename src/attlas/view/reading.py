@@ -104,7 +104,7 @@ class ReadingService:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._closed = False
-        self._trials = Trials(self._load, self._tokenized)
+        self._trials = Trials(self._load, self._tokenize)
 
     @property
     def source(self) -> Any:
