@@ -233,15 +233,25 @@ export function createMap(element, { store, transport, texts, announce, uid, too
 
   // ---- size, theme, state
 
-  function resize() {
-    const [width, height] = [stage.clientWidth, stage.clientHeight];
+  /**
+   * Give the canvases the pixels that the screen has there, so that none is resampled. Where a side of the stage is no
+   * whole number of pixels, the browser says how it rounds; where it does not, the canvases are a little smaller.
+   *
+   * @param {ResizeObserverSize} [pixels]
+   */
+  function resize(pixels) {
     const dpr = window.devicePixelRatio || 1;
-    if (!width || !height || (width === size.width && height === size.height && dpr === size.dpr)) return;
+    const box = stage.getBoundingClientRect();
+    const isKnown = pixels !== undefined && Math.abs(pixels.inlineSize - dpr * box.width) < 1 && Math.abs(pixels.blockSize - dpr * box.height) < 1;
+    const [across, down] = isKnown ? [pixels.inlineSize, pixels.blockSize] : [box.width, box.height].map((side) => Math.floor(dpr * side + 0.01));
+    const [width, height] = [across / dpr, down / dpr];
+    if (!across || !down || (width === size.width && height === size.height && dpr === size.dpr)) return;
     const wasFitted = store.state.zoom !== null && size.width > 1 && isFitted();
     Object.assign(size, { width, height, dpr });
     for (const canvas of [base, overlay]) {
-      canvas.width = Math.round(width * dpr);
-      canvas.height = Math.round(height * dpr);
+      canvas.width = across;
+      canvas.height = down;
+      Object.assign(canvas.style, isKnown ? { width: "", height: "", imageRendering: "" } : { width: `${width}px`, height: `${height}px`, imageRendering: "pixelated" });
     }
     overlayEmpty = false;
     if (store.state.zoom === null || wasFitted) store.set(computeFitted());
@@ -264,6 +274,17 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     density = window.matchMedia(`(resolution: ${window.devicePixelRatio || 1}dppx)`);
     density.addEventListener("change", watchDensity);
     resize();
+    watchSize();
+  }
+
+  // An observation that begins reports at once; Safari counts no pixels of the screen.
+  function watchSize() {
+    resizeObserver.disconnect();
+    try {
+      resizeObserver.observe(stage, { box: "device-pixel-content-box" });
+    } catch {
+      resizeObserver.observe(stage);
+    }
   }
 
   function describe() {
@@ -386,7 +407,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   };
 
   const tools = createTools(toolsElement, map);
-  const resizeObserver = new ResizeObserver(resize);
+  const resizeObserver = new ResizeObserver(([{ devicePixelContentBoxSize: pixels }]) => resize(pixels?.[0]));
   const handleBlur = () => pointing.setKeyboard(false);
   /** @type {(() => void)[]} */
   const cleanups = [
@@ -399,7 +420,6 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     () => overlay.removeEventListener("blur", handleBlur),
   ];
   overlay.addEventListener("blur", handleBlur);
-  resizeObserver.observe(stage);
   matrixShape = `${getEntry().m} x ${getEntry().n}`;
   watchDensity();
   if (store.state.zoom !== null) camera.hold();
