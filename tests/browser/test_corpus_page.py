@@ -170,8 +170,9 @@ def test_keys_lead_to_a_head_and_back(show: Callable[..., Any], corpora: list[An
     until(page, f"document.querySelector('.pick-head').selectedOptions[0].text !== {name!r}")
     page.keyboard.press("Escape")
     page.wait_for_selector(".scatter-plot circle")
-    page.go_back()
+    page.get_by_role("link", name="‹ corpus").click()
     page.wait_for_selector(".head-plots svg")
+    assert "h=2.4" in page.url
 
 
 # --------------------------------------------------------------------------------------------------------- a head
@@ -233,6 +234,8 @@ def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora:
     page.locator(".sample-map").first.click()
     page.wait_for_selector(".attlas-ready .overlay[aria-busy=false]")
     assert "/text/" in page.url
+    place = state(page)  # it opens at the cell, close enough for the tokens
+    assert (float(place["r"]), float(place["z"])) == (int(place["pin"].split(".")[0]) + 0.5, 4.0)
     query, key = map(int, state(page)["pin"].split("."))
     with torch.no_grad(), attlas.record(model.model) as atlas:
         model.model(torch.tensor([sample.ids]))

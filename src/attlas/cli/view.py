@@ -215,7 +215,8 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
             loaded = load(model)
             return loaded.model, loaded.tokenizer
 
-        service = ReadingService(shown, loader, name=Path(model).name)
+        name = models.path().name if str(model) == "shipped" else Path(model).name
+        service = ReadingService(shown, loader, name=name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         _serve(service, [f"{line}; Ctrl-C closes it"], terminal, arguments)

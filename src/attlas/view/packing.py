@@ -294,7 +294,7 @@ class Packer:
         for place in readable[:_THUMBNAILS]:
             question = self._question(place)
             question["batch"] = min(self.batch, self._entry(place).shape[0] - 1)
-            answer = self._ask("thumbnail", **question, pool=self.pool, size=64)
+            answer = self._ask("thumbnail", **question, pool="suited", size=64)
             self._put(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
 
 

@@ -13,7 +13,7 @@ import { makePalette, readLook } from "./look.js";
 import { createPainter, getTrackNames } from "./painter.js";
 import { createPointing } from "./pointing.js";
 import { formatInteger } from "../data/numbers.js";
-import { computeBox, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
+import { computeBox, computeWhole, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX, getPlace } from "../data/state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
@@ -384,7 +384,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
           const { missing } = paint.draw(dense, options);
           if (missing < left) [left, since] = [missing, performance.now()];
-          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, grain: describeGrain(dense), box: computeBox(dense) };
+          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, grain: describeGrain(dense), box: computeBox(dense), ...computeWhole(dense, store.state.pin) };
           exportScene = dense;
           invalidate();
           await new Promise((done) => setTimeout(done, 100));

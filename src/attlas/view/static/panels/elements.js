@@ -190,3 +190,13 @@ export function createLanguageButton(store) {
   });
   return button;
 }
+
+/**
+ * A link to the project behind a text, where its address is known.
+ *
+ * @param {{ project?: string | null }} info
+ * @returns {(Node | string)[]}
+ */
+export function createProjectLink({ project }) {
+  return project ? [" ", make("a", { href: project, rel: "noreferrer" }, t("Made with attlas: {0}", project.replace("https://", "")))] : [];
+}

@@ -38,7 +38,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
 
   /** @type {Omit<ExportKind, "says" | "button">[]} */
   const offers = [
-    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.") },
+    { name: "link", title: t("Copy link"), run: copyLink, words: () => (store.state.info.held ? t("This view of this file: head, place, zoom, colours, pin.") : t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.")) },
     { name: "png", title: t("Picture"), run: savePicture, words: () => t("The map as it is shown, with axes, colour bar and a caption, as chosen below.") },
     { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: describeVector },
@@ -161,7 +161,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   };
   function readStyles() {
     const styles = getComputedStyle(root);
-    const names = ["card", "ink", "soft", "line", "land", "sans"];
+    const names = ["card", "ink", "soft", "line", "land", "accent", "sans"];
     return /** @type {PictureStyle} */ (Object.fromEntries(names.map((name) => [name, styles.getPropertyValue(`--${name}`).trim()])));
   }
   /**
@@ -209,7 +209,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const { state } = store;
     const { info } = state;
     const title = [info.title, info.model].filter((part, at, all) => part && !all.slice(0, at).some((before) => before.includes(part))).join(" · ");
-    const canvas = drawCard(await map.picture(2, signal), describeHead(state), title, readStyles());
+    const canvas = drawCard(await map.picture(2, signal), describeHead(state), title, readStyles(), info.project ?? "");
     download(createFileName("card.png"), await encodePng(canvas));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }
@@ -267,6 +267,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     }),
   ];
   // In a notebook the viewer has no address of its own.
+  kinds[6].button.hidden = Boolean(store.state.info.held); // it is such a page
   kinds[0].button.hidden = !root.classList.contains("attlas-page");
   if (store.state.panel === "export") {
     describe();
