@@ -605,6 +605,17 @@ def test_the_keyboard_alone_reaches_everything(open_page: Any, atlas: Atlas) -> 
             )
         )
     words = " | ".join(filter(None, seen))
+    # The tools are one stop; arrows go along the row, whatever is hidden.
+    inside = "[...document.querySelectorAll('.tools button')].filter((b) => !b.closest('.compare-box'))"
+    stops = page.evaluate(f"{inside}.filter((b) => b.tabIndex === 0).length")
+    assert stops == 1
+    page.get_by_role("button", name="Compare", exact=True).focus()
+    for name in ("Export", "Heads", "Text"):
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.textContent") == name
+        words += f" | {name}"
+    page.keyboard.press("End")
+    words += f" | {page.evaluate('document.activeElement.ariaLabel || document.activeElement.title')}"
     for part in (
         *("Compare", "Export", "Help", "Search: token text", "Statistic", "Order", "Layer 0, head 0", "Text"),
         *("Colour range: lowest weight", "log", "Palette", "query → keys"),

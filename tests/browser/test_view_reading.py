@@ -166,13 +166,13 @@ def test_texts_are_kept_and_back_leads_to_the_text_before(browse: Any, url: str)
     page.go_back()
     until(page, "document.querySelector('.flow')?.textContent.includes('json')")
     assert texts.evaluate("(list) => list.selectedOptions[0].textContent") == "import json"
-    assert size_of_the_map(page, page.evaluate("new URLSearchParams(location.hash.slice(1)).get('txt')")) == [4, 4]
+    assert size_of_the_map(page, page.evaluate("new URLSearchParams(location.hash.slice(1)).get('txt')")) == [5, 5]
     page.go_forward()
     until(page, "document.querySelector('.flow')?.textContent.includes('sub')")
     texts.select_option(label="import json")
     until(page, "document.querySelector('.flow')?.textContent.includes('json')")
     page.get_by_role("button", name="+ 1 token").click()  # the older text grows, in its place
-    says(page, "5 tokens read")
+    says(page, "6 tokens read")
     assert texts.evaluate("(list) => list.selectedOptions[0].textContent").startswith("import json")
     texts.select_option("0")
     until(page, "document.querySelectorAll('.attlas').length === 1 && !document.querySelector('.flow .t')")

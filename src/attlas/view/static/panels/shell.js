@@ -3,7 +3,7 @@
 import { listHeads } from "../data/state.js";
 import { connectThemeButton } from "../map/look.js";
 import { createLogo } from "./figure.js";
-import { make } from "./elements.js";
+import { createToolbar, make } from "./elements.js";
 import { getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { t } from "../words/words.js";
@@ -137,6 +137,7 @@ export function createShell(root, uid) {
     };
     showHead(store.state);
     showPanes(store.state);
+    queueMicrotask(() => cleanups.push(createToolbar(tools, t("Tools")))); // once the panels have put their buttons there
     cleanups.push(store.on(["entry", "head", "batch"], showHead));
     cleanups.push(store.on(["panel", "aside", "view"], showPanes));
     cleanups.push(connectThemeButton(theme, store));
