@@ -29,8 +29,8 @@ def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
     entry = next((entry for entry in atlas.entries if entry.layer == layer and head in entry.heads), None)
     if entry is None or "top_k" not in entry.statistics or atlas.ids is None or atlas.ids.shape[-1] != entry.shape[2]:
         return None
-    ids, top, index = atlas.ids[0], entry.statistics["top_k"], entry.heads.index(head)
-    values, keys = top.values[0, index].float(), top.indices[0, index]
+    ids, top, index = atlas.ids[0].cpu(), entry.statistics["top_k"], entry.heads.index(head)
+    values, keys = top.values[0, index].float().cpu(), top.indices[0, index].cpu()
     # Of all windows of tokens the one with most such weight is taken, and the query from its last two thirds.
     n, width = len(ids), min(_WINDOW, len(ids))
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])

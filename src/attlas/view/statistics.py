@@ -146,10 +146,11 @@ class HeadTable:
 
     def _telling(self, number: int, head: int) -> dict[str, Any]:
         """Return entry and head of the most telling head, and the cell at which it shows what the head does."""
-        shown = self._source.entries[number]
-        cell = telling_cell(shown.atlas, shown.entry.layer, shown.entry.heads[head])
-        is_there = cell is not None and cell[0] < shown.entry.shape[2] and cell[1] < shown.entry.shape[3]
-        pin = {"i": cell[0], "j": cell[1]} if cell is not None and is_there else None
+        atlas, entry = self._source.entries[number].atlas, self._source.entries[number].entry
+        # Where a layer has several kinds of attention, or several passes, the cell is one of the first.
+        is_first = next(each for each in atlas.entries if each.layer == entry.layer) is entry
+        cell = telling_cell(atlas, entry.layer, entry.heads[head]) if is_first else None
+        pin = None if cell is None else {"i": cell[0], "j": cell[1]}
         return {"entry": number, "head": head, "pin": pin}
 
     def _describe(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
