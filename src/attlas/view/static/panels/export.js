@@ -86,6 +86,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   }
   function describePage() {
     const { state } = store;
+    if (state.info.held) return t("This file again; it opens at what is shown now.");
     const heads = listPackedHeads(state);
     const names = heads.map((each) => getHeadMark(state.info, each.entry, each.head)).join(t(" and "));
     return t("One HTML file with head {0}, tokens, tracks and bookmarks. The page says what is not in it.", names);
@@ -267,7 +268,6 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     }),
   ];
   // In a notebook the viewer has no address of its own.
-  kinds[6].button.hidden = Boolean(store.state.info.held); // it is such a page
   kinds[0].button.hidden = !root.classList.contains("attlas-page");
   if (store.state.panel === "export") {
     describe();
