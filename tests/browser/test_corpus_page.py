@@ -103,7 +103,7 @@ def test_the_title_says_that_a_corpus_is_not_finished(show: Callable[..., Any], 
 
 def test_every_head_stands_where_its_numbers_are(show: Callable[..., Any], corpora: list[Any]) -> None:
     page = show(corpora[:1])
-    chosen = [page.get_by_label(name).input_value() for name in ("Across", "Up", "Size", "Colour")]
+    chosen = [page.get_by_label(name, exact=True).input_value() for name in ("Across", "Up", "Size", "Colour")]
     assert chosen == ["effective_keys", "qk_distance", "induction", "kind"]  # the induction heads stand out
     choose(page, "Across", "entropy")
     choose(page, "Up", "first")

@@ -151,7 +151,7 @@ def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, u
 
 def test_texts_are_kept_and_back_leads_to_the_text_before(browse: Any, url: str) -> None:
     page = browse(url)
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(60_000)  # the model is loaded and measured first
     first = page.locator(".pick-text option").first.inner_text() if page.locator(".pick-text option").count() else None
     for text in ("import json\n", "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return"):
         page.get_by_role("textbox", name="Your text").fill(text)

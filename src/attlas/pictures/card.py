@@ -95,8 +95,8 @@ def card(
     ax.tick_params(labelcolor=SOFT)
     from matplotlib.patches import Rectangle
 
-    ring = {"fill": False, "edgecolor": ACCENT, "linewidth": 1.6, "clip_on": False}
-    ax.add_patch(Rectangle((pin[1] - 0.5, pin[0] - 0.5), 1, 1, **ring))
+    place = pin[1] - 0.5, pin[0] - 0.5
+    ax.add_patch(Rectangle(place, 1, 1, fill=False, edgecolor=ACCENT, linewidth=1.6, clip_on=False))
     for row, tick in enumerate(ax.get_yticklabels()):
         tick.set_color(ACCENT if row == pin[0] else SOFT)
     for column, tick in enumerate(ax.get_xticklabels()):
