@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,26 @@ LATIN = """(attributes) => {
 NAMES = {"attlas", "PNG", "SVG", "CSV", "Shift", "Enter", "Esc", "English", "float"}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A Chromium without a window."""
+@contextmanager
+def started(options: Sequence[str] = ()) -> Iterator[Any]:
+    """Start a Chromium without a window."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     with sync_api.sync_playwright() as playwright:
         try:
-            running = playwright.chromium.launch(executable_path=own, args=arguments)
+            running = playwright.chromium.launch(executable_path=own, args=[*arguments, *options])
         except sync_api.Error as error:
             pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
         yield running
         running.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium without a window."""
+    with started() as running:
+        yield running
 
 
 @pytest.fixture

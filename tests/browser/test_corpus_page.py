@@ -103,6 +103,8 @@ def test_the_title_says_that_a_corpus_is_not_finished(show: Callable[..., Any], 
 
 def test_every_head_stands_where_its_numbers_are(show: Callable[..., Any], corpora: list[Any]) -> None:
     page = show(corpora[:1])
+    chosen = [page.get_by_label(name, exact=True).input_value() for name in ("Across", "Up", "Size", "Colour")]
+    assert chosen == ["effective_keys", "qk_distance", "induction", "kind"]  # the induction heads stand out
     choose(page, "Across", "entropy")
     choose(page, "Up", "first")
     for button in page.get_by_role("button", name="Logarithmic").all():
@@ -227,12 +229,22 @@ def test_a_token_shows_what_it_looks_at_and_what_looks_at_it(show: Callable[...,
     ).evaluate("(part) => getComputedStyle(part).color")
 
 
+def test_the_texts_of_a_head_come_before_its_numbers(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1], "h=2.4")
+    page.wait_for_selector(".sample .flow")
+    tops = [page.locator(part).first.bounding_box()["y"] for part in (".sample", ".head-numbers", ".head-plots")]
+    assert tops == sorted(tops)
+    assert tops[0] < 400
+
+
 def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora: list[Any], model: Any) -> None:
     page = show(corpora[:1], "h=2.4")
     sample = next(each for each in corpora[0].samples(2, 4) if each.interval == 5)
     page.locator(".sample-map").first.click()
     page.wait_for_selector(".attlas-ready .overlay[aria-busy=false]")
     assert "/text/" in page.url
+    place = state(page)  # it opens at the cell, close enough for the tokens
+    assert (float(place["r"]), float(place["z"])) == (int(place["pin"].split(".")[0]) + 0.5, 4.0)
     query, key = map(int, state(page)["pin"].split("."))
     with torch.no_grad(), attlas.record(model.model) as atlas:
         model.model(torch.tensor([sample.ids]))
@@ -254,8 +266,9 @@ def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora:
     share = f"{100 * table.loc[(0, 0), 'previous']:.1f} %"
     words = f"Over the texts of code.corpus: {share} of its attention goes to the token before."
     assert page.locator(".says-sentence").inner_text() == words
-    page.go_back()
+    page.get_by_role("link", name="‹ corpus").click()
     page.wait_for_selector(".head-plots svg")
+    assert "h=2.4" in page.url
 
 
 def test_without_its_model_a_text_is_not_opened_and_the_page_says_why(

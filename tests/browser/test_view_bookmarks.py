@@ -90,6 +90,14 @@ def test_a_tour_is_stepped_through_by_keys_here_and_offline(browse: Any, folder:
     line.locator(".tour-count").filter(has_text="1 / 2").wait_for()
     page.keyboard.press("Escape")
     line.wait_for(state="hidden")
+    # In a page that is open, a link to a tour shows its head, and a place alone leaves the head.
+    page.evaluate("location.hash = 'tour=0'")
+    line.locator(".tour-count").filter(has_text="1 / 2").wait_for()
+    page.locator(".says b").filter(has_text="Layer 1, head 0").wait_for()
+    page.evaluate("location.hash = 'r=30&c=20'")
+    line.wait_for(state="hidden")
+    page.wait_for_function("() => location.hash.includes('r=30&c=20')")
+    assert "Layer 1, head 0" in page.locator(".says b").inner_text()
     # A page without a server shows its bookmarks, and cannot change them.
     page.get_by_role("button", name="Bookmarks").click()
     assert page.locator(".bookmark-rows input[readonly]").count() == 4

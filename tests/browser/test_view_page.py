@@ -226,13 +226,13 @@ def matched(page: Any, text: str) -> None:
 def test_a_match_is_pinned_and_its_weights_are_shown(show: Callable[..., Any], small: Atlas) -> None:
     page = show(small, "z=3&r=75&c=75")
     matched(page, "w7")  # 7, and 70 to 79
-    until(page, "location.hash.includes('pin=70.70')")  # the first one behind the left edge of the map
-    best = small[0][0, 0, 70].topk(8)
-    until(page, f"document.querySelector('.largest .place')?.textContent === '{int(best.indices[0])}'")
+    best = [int(small[0][0, 0, query].argmax()) for query in range(150)]
+    until(page, f"location.hash.includes('pin=70.{best[70]}')")  # the first one behind the left edge of the map
+    until(page, f"document.querySelector('.largest .place')?.textContent === '{best[70]}'")
     page.keyboard.press("Enter")
-    until(page, "location.hash.includes('pin=71.71')")
+    until(page, f"location.hash.includes('pin=71.{best[71]}')")
     page.keyboard.press("Shift+Enter")
-    until(page, "location.hash.includes('pin=70.70')")
+    until(page, f"location.hash.includes('pin=70.{best[70]}')")
     # In a pinned row a match is a key, as long as the query sees it.
     page.evaluate("location.hash = 'z=3&r=75&c=30&pin=75.30'")
     page.wait_for_selector(READY)
@@ -245,13 +245,24 @@ def test_a_match_is_pinned_and_its_weights_are_shown(show: Callable[..., Any], s
         page.keyboard.press("Enter")
     assert state(page)["pin"] == "75.30"
     page.keyboard.press("Enter")  # key 76 is not
-    until(page, "location.hash.includes('pin=76.76')")
+    until(page, f"location.hash.includes('pin=76.{best[76]}')")
+
+
+def test_a_token_is_pinned_with_its_largest_weight(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "e=1&h=1")
+    page.locator(".t").nth(90).click()
+    until(page, f"location.hash.includes('pin=90.{int(small[1][0, 1, 90].argmax())}')")
+    page.locator(".t").nth(91).click()
+    until(page, f"location.hash.includes('pin=91.{int(small[1][0, 1, 91].argmax())}')")
+    page.get_by_role("button", name="key ← queries").click()
+    page.locator(".t").nth(60).click()
+    until(page, f"location.hash.includes('pin={int(small[1][0, 1, :, 60].argmax())}.60')")
 
 
 def test_a_match_fills_the_map_with_its_cells(show: Callable[..., Any], large: Any) -> None:
     page = show(atlas_of(large, tokens=[f" w{i}" for i in range(3000)]), "z=-2&r=1500&c=1500")
     matched(page, "w1700")
-    until(page, "location.hash.includes('pin=1700.1700')")
+    until(page, f"location.hash.includes('pin=1700.{int(large[0, 0, 1700].argmax())}')")
     until(page, "new URLSearchParams(location.hash.slice(1)).get('z') >= 3")
     box = page.locator(".bar-title").inner_text()
     assert box == "weight", "every cell is drawn, not the largest of a block"

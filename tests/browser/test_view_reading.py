@@ -41,8 +41,11 @@ def says(page: Any, text: str) -> None:
     )
 
 
-def size_of_the_map(page: Any) -> list[int]:
-    found: list[int] = page.evaluate("fetch('./api/info').then((a) => a.json()).then(({ entries: [e] }) => [e.m, e.n])")
+def size_of_the_map(page: Any, text: str = "") -> list[int]:
+    asked = f"./api/info?text={text}" if text else "./api/info"
+    found: list[int] = page.evaluate(
+        "(asked) => fetch(asked).then((a) => a.json()).then(({ entries: [e] }) => [e.m, e.n])", asked
+    )
     return found
 
 
@@ -107,7 +110,7 @@ WATCH = """() => {
 
 
 def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, url: str) -> None:
-    page = browse(url, expected="Failed to load")
+    page = browse(url)
     page.set_default_timeout(30_000)
     page.get_by_role("textbox", name="Your text").fill("def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return")
     page.keyboard.press("Control+Enter")
@@ -144,3 +147,55 @@ def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, u
             "kinds": 24,
             "drawn": 3,
         }
+
+
+def test_texts_are_kept_and_back_leads_to_the_text_before(browse: Any, url: str) -> None:
+    page = browse(url)
+    page.set_default_timeout(60_000)  # the model is loaded and measured first
+    first = page.locator(".pick-text option").first.inner_text() if page.locator(".pick-text option").count() else None
+    for text in ("import json\n", "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return"):
+        page.get_by_role("textbox", name="Your text").fill(text)
+        page.keyboard.press("Control+Enter")
+        says(page, "tokens read")
+        until(page, f"document.querySelector('.flow').textContent.includes({text.split()[1]!r})")
+    texts = page.get_by_label("Text that was read")
+    assert texts.locator("option").all_inner_texts()[-2:] == ["import json", "def add(a, b): return a + b def sub(a,…"]
+    assert first is None or texts.locator("option").first.inner_text() == first
+    assert page.title().endswith("def add(a, b): return a + b def sub(a,… · attlas")
+    # The heads of the older text are still answered for, in the same tab and in another one.
+    page.go_back()
+    until(page, "document.querySelector('.flow')?.textContent.includes('json')")
+    assert texts.evaluate("(list) => list.selectedOptions[0].textContent") == "import json"
+    assert size_of_the_map(page, page.evaluate("new URLSearchParams(location.hash.slice(1)).get('txt')")) == [5, 5]
+    page.go_forward()
+    until(page, "document.querySelector('.flow')?.textContent.includes('sub')")
+    texts.select_option(label="import json")
+    until(page, "document.querySelector('.flow')?.textContent.includes('json')")
+    page.get_by_role("button", name="+ 1 token").click()  # the older text grows, in its place
+    says(page, "6 tokens read")
+    assert texts.evaluate("(list) => list.selectedOptions[0].textContent").startswith("import json")
+    texts.select_option("0")
+    until(page, "document.querySelectorAll('.attlas').length === 1 && !document.querySelector('.flow .t')")
+    assert size_of_the_map(page, "0") == [30, 30]
+
+
+def test_the_model_is_loaded_when_the_box_is_entered(browse: Any) -> None:
+    from attlas.view import Service
+    from attlas.view.reading import ReadingService
+
+    began: list[str] = []
+
+    def load() -> tuple[Any, Any]:
+        began.append("loading")
+        raise OSError("not needed")
+
+    with served(
+        ReadingService(Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8))), load, name="m")
+    ) as address:
+        page = browse(address)
+        assert began == []
+        with page.expect_response("**/api/read"):
+            page.get_by_role("textbox", name="Your text").focus()
+        page.wait_for_timeout(200)
+        assert began == ["loading"]
+        browse.close()

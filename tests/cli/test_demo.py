@@ -18,11 +18,11 @@ import attlas
 from attlas import models
 from attlas.cli import demo, main
 from attlas.cli.loading import load, texts
-from attlas.cli.report import telling_query
 from attlas.cli.terminal import Terminal
 from attlas.foundation.installation import install_command
 from attlas.heads import Head
 from attlas.heads.classification import measure_entry
+from attlas.heads.telling import telling_query
 from attlas.recording.atlas import Atlas
 
 

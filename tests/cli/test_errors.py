@@ -55,6 +55,12 @@ def test_advice_fits_text_and_model(model_and_text: tuple[str, ...], out: Path, 
         )
 
 
+@pytest.mark.parametrize("link", ["garbage!!", "http://127.0.0.1:8750/token/", "e=1&h"])
+def test_a_link_without_a_place_opens_nothing(link: str, complaint: Run) -> None:
+    pytest.importorskip("starlette", reason="needs attlas[view]")
+    assert complaint("view", "run.atlas", "--at", link) == f"view: --at {link}"
+
+
 def test_models_that_cannot_be_used(model_folder: Path, tmp_path: Path, out: Path, complaint: Run) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert complaint("demo", "--model", tmp_path, "--out", out)

@@ -68,8 +68,59 @@ def test_a_text_is_read_and_shown_exactly(service: ReadingService, loaded: tuple
     assert service.source.texts[0].shown == [tokenizer.decode([number]) for number in ids]
     row = service.answer("row", {"entry": "2", "head": "4", "i": str(len(ids) - 1), "v": info["key"]})
     torch.testing.assert_close(torch.frombuffer(bytearray(row.body), dtype=torch.float32), atlas[2][0, 4, -1])
-    # A page of the text before is told so, and is not given numbers of another one.
-    assert service.answer("row", {"entry": "0", "head": "0", "i": "0", "v": before["key"]}).status == 409
+    # A page of the text before is given the numbers of that, and by no key those of another one.
+    row = service.answer("row", {"entry": "0", "head": "0", "i": "0", "v": before["key"]})
+    torch.testing.assert_close(torch.frombuffer(bytearray(row.body), dtype=torch.float32), torch.full((5,), 0.2))
+    assert told(service, "info", text="0")["key"] == before["key"]
+    assert [each["number"] for each in info["reading"]["texts"]] == [0, 1]
+    assert service.answer("row", {"entry": "0", "head": "0", "i": "0", "v": "unknown"}).status == 409
+
+
+def test_texts_are_kept_up_to_a_number_and_grow_in_their_place(
+    service: ReadingService, loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attlas.view.reading._MOST_TEXTS", 2)
+    for text in ("a = 1\n", "b = 2\n", "c = 3\n"):
+        service.post("read", {"text": text})
+        assert finished(service)["error"] == ""
+    assert [each["name"] for each in told(service, "info")["reading"]["texts"]][1:] == ["b = 2", "c = 3"]
+    assert told(service, "info", text="1")["reading"]["number"] == 0  # it is gone
+    before = told(service, "info", text="2")
+    service.post("read", {"text": None, "more": 2, "of": 2})
+    assert finished(service)["error"] == ""
+    after = told(service, "info", text="2")
+    assert after["reading"]["tokens"] == before["reading"]["tokens"] + 2
+    assert after["reading"]["text"].startswith("b = 2\n")
+    # Whoever still asks about the shorter text is answered; numbers that are not there are refused.
+    assert service.answer("row", {"entry": "0", "head": "0", "i": "0", "v": before["key"]}).status == 200
+    assert service.post("read", {"text": None, "more": 1, "of": 1}).status == 409
+
+
+def test_a_model_is_loaded_before_it_is_needed_and_closing_does_not_wait(loaded: tuple[Any, Any]) -> None:
+    begin, go = threading.Event(), threading.Event()
+
+    def slow() -> tuple[Any, Any]:
+        begin.set()
+        go.wait(60)
+        return loaded
+
+    service = ReadingService(Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8))), slow, name="tiny")
+    assert service.post("read", {"load": True}).status == 200
+    assert begin.wait(10)
+    assert told(service)["doing"] == "loading"
+    service.post("read", {"text": "x = 1\n"})  # waits for the model, and loads it no second time
+    go.set()
+    assert (finished(service)["error"], told(service)["last"]) == ("", 1)
+    service.close()
+    begin.clear()
+    go.clear()
+    second = ReadingService(Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8))), slow, name="tiny")
+    second.post("read", {"text": "x = 1\n"})
+    assert begin.wait(10)
+    since = time.monotonic()
+    second.close()
+    assert time.monotonic() - since < 30  # loading goes on: nobody can stop it, and nobody waits for it
+    go.set()
 
 
 def test_tokens_are_those_of_greedy_generation(service: ReadingService, loaded: tuple[Any, Any]) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from attlas import models
 from attlas.cli import picture, report
+from attlas.cli.card import example
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text
-from attlas.cli.formatting import counted, in_bytes, page_size, percent
+from attlas.cli.formatting import counted, in_bytes, page_size
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import parse
 from attlas.cli.record import check_out, record_text
@@ -27,11 +25,8 @@ from attlas.cli.view import export, open_if_attended
 from attlas.foundation.installation import install_command
 from attlas.heads import Head
 from attlas.heads.classification import measure_entry
-from attlas.recording.atlas import Atlas, Entry
-
-_CONTEXT_CHARACTERS = 24  # characters of the text that the example shows
-_EXAMPLE_KEYS = 3  # keys that the example shows
-_LEAST_SHOWN_WEIGHT = 0.05  # weight of a key from which the example shows it
+from attlas.heads.telling import telling_query
+from attlas.recording.atlas import Atlas
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -75,27 +70,9 @@ def _say_example(atlas: Atlas, head: Head, terminal: Terminal) -> None:
     pattern = head.patterns[0]
     does = pattern.does[:1].lower() + pattern.does[1:]
     terminal.prose(f"Head {head.layer}·{head.head} ({pattern.name}) {does}")
-    query = report.telling_query(atlas, head.layer, head.head)
+    query = telling_query(atlas, head.layer, head.head)
     if query is not None and atlas.tokens and atlas.ids is not None:
-        terminal.prose(_example_sentence(atlas.tokens, atlas.ids[0], atlas.entry(head.layer), head, query))
-
-
-def _example_sentence(tokens: Sequence[str], ids: Tensor, entry: Entry, head: Head, query: int) -> str:
-    """Return a sentence with the keys that get most of a query's weight."""
-    top, index = entry.statistics["top_k"], entry.heads.index(head.head)
-    weights = top.values[0, index, query, :_EXAMPLE_KEYS].tolist()
-    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLE_KEYS]]
-    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST_SHOWN_WEIGHT] or keys[:1]
-    words = [f"{_quoted_line(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
-    text = _quoted_line("".join(tokens[: query + 1])[-_CONTEXT_CHARACTERS:].lstrip())
-    follow = all(key > 0 and ids[key - 1] == ids[query] for key in shown)
-    why = f", each after an earlier {_quoted_line(tokens[query])}" if follow else ""
-    return f"After {text} it attends to {', '.join(words)}{why}."
-
-
-def _quoted_line(text: str) -> str:
-    """Return text on one line, in quotation marks."""
-    return json.dumps(text, ensure_ascii=False)
+        terminal.prose(example(atlas.tokens, atlas.ids, atlas.entry(head.layer), head, query))
 
 
 def _write_files(run_folder: Path, head: Head, terminal: Terminal) -> None:
@@ -107,11 +84,11 @@ def _write_files(run_folder: Path, head: Head, terminal: Terminal) -> None:
         terminal.say("  no pictures: matplotlib is not installed:")
         terminal.say(f"  {install_command('plot')}")
         return
-    one = [f"--layer={head.layer}", f"--head={head.head}"]
+    one = ["--card", f"--layer={head.layer}", f"--head={head.head}"]
     for name, chosen in (("atlas.png", []), ("head.png", one)):
         path = run_folder.with_name(name)
         picture.draw(parse(["picture", f"--out={path}", *chosen, "--", str(run_folder)]), terminal)
-        what = f"head {head.layer}·{head.head}" if chosen else "all heads side by side"
+        what = f"a card of head {head.layer}·{head.head}, to share" if chosen else "all heads side by side"
         terminal.files([(path, what)], width=len(str(page)))
 
 

@@ -234,6 +234,7 @@ def _options_of_picture(command: argparse.ArgumentParser) -> None:
     --------
     attlas picture run.atlas -o all.png
     attlas picture run.atlas --layer 2 --head 4 -o head.png
+    attlas picture run.atlas --card -o card.png
     attlas picture run.atlas --layer 2 --head 4 --rows 480:512 --columns 480:512 -o close.svg
     """
     _add_recording_folder(command)
@@ -243,8 +244,17 @@ def _options_of_picture(command: argparse.ArgumentParser) -> None:
     option("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
     option("--columns", metavar="A:B", help="keys A to B - 1 only")
     option("--size", **_NUMBER_OPTION, help=f"blocks along a side, at most (default: {SIDE})")
-    option("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
+    option(
+        "--pool",
+        choices=("max", "mean"),
+        help="what stands for a block (default: max, or mean where maxima would be dark)",
+    )
     option("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
+    option(
+        "--card",
+        **_FLAG_OPTION,
+        help="1200 × 630 pixels to share: what a head does in words, and the cells that show it",
+    )
     option("-o", "--out", **_FILE_OPTION, required=True, help="head.png, .svg or .pdf")
 
 

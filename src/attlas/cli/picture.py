@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from attlas import pictures
+from attlas.cli.card import draw_card
 from attlas.cli.checks import check_target
-from attlas.cli.files import entry_of, open_folder
+from attlas.cli.files import entry_of, open_folder, title_of
 from attlas.cli.formatting import plural
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
+from attlas.pictures.pooling import suited_pool
 from attlas.recording.atlas import Atlas, Entry
+from attlas.stats.pooled import Pool
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +58,11 @@ def draw(arguments: Namespace, terminal: Terminal) -> Path:
         rule = "the recording must have an attention."
         raise UsageError(rule, f"none in {arguments.atlas}", "attlas record -o run.atlas")
     entries = _last_passes(atlas, arguments.layer)
-    if arguments.head is None:
+    if arguments.card:
+        one = entries[0] if arguments.layer is not None else None
+        with terminal.step("drawing the card"):
+            figure = draw_card(atlas, one, arguments.head, title_of(atlas, arguments.atlas))
+    elif arguments.head is None:
         figure = _figure_of_all_heads(atlas, entries, arguments, terminal)
     elif len(entries) > 1:
         raise UsageError("--head goes with --layer.", f"--head {arguments.head} without --layer", "--layer 0 --head 0")
@@ -79,7 +86,10 @@ def _figure_of_head(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: 
         raise UsageError("--head must be one of the layer's.", found, f"--head {entry.heads[0]}")
     rows, columns = _drawn_window(entry, arguments)
     with terminal.step(f"drawing layer {entry.layer}, head {head}"):
-        blocks = _pooled_blocks(entry, [entry.heads.index(head)], rows, columns, arguments.size or SIDE, arguments)[0]
+        [pool], picture = _pooled_blocks(
+            entry, [entry.heads.index(head)], rows, columns, arguments.size or SIDE, arguments
+        )
+        blocks = picture[0]
     name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"
     if entry.kind != "self":
         name += f" ({entry.kind})"
@@ -89,7 +99,7 @@ def _figure_of_head(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: 
     if labels:
         return pictures.plot(blocks, labels=labels, title=name, log=log)
     title = f"{name}: {len(rows):,} queries × {len(columns):,} keys"
-    words = pictures.weight_words((rows, columns), blocks.shape[-2:], arguments.pool)
+    words = pictures.weight_words((rows, columns), blocks.shape[-2:], pool)
     top, left = entry.queries[0] + rows.start, entry.first_key + columns.start
     window = range(top, top + len(rows)), range(left, left + len(columns))
     return pictures.grid(blocks[None, None], title=title, words=words, log=log, window=window)
@@ -100,10 +110,13 @@ def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespac
     heads = sorted({head for entry in entries for head in entry.heads})
     size = arguments.size or _OVERVIEW_BLOCKS
     parts: list[Tensor] = []
+    pools: dict[tuple[Entry, int], Pool] = {}  # of each head
     windows = [_drawn_window(entry, arguments) for entry in entries]
     with terminal.step(f"drawing {plural(sum(len(entry.heads) for entry in entries), 'head')}", len(entries)) as tick:
         for entry, (rows, columns) in zip(entries, windows, strict=True):
-            parts.append(_pooled_blocks(entry, range(len(entry.heads)), rows, columns, size, arguments))
+            pooled, part = _pooled_blocks(entry, range(len(entry.heads)), rows, columns, size, arguments)
+            pools |= {(entry, head): pool for head, pool in zip(entry.heads, pooled, strict=True)}
+            parts.append(part)
             tick()
     if len({(len(rows), len(columns)) for rows, columns in windows}) > 1:
         rule = "the layers must be of one size to stand side by side."
@@ -112,7 +125,12 @@ def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespac
     for layer, (entry, part) in enumerate(zip(entries, parts, strict=True)):
         maps[layer, [heads.index(head) for head in entry.heads]] = part.to(maps)
     kinds = {(entry, head.head): head.patterns[0].short for entry in entries for head in measure_entry(atlas, entry)}
-    names = [[f"{entry.layer}·{head}  {kinds.get((entry, head), '')}" for head in heads] for entry in entries]
+    common: Pool = "mean" if set(pools.values()) == {"mean"} else "max"
+    other = {key: ", mean" if pool != common else "" for key, pool in pools.items()}
+    names = [
+        [f"{entry.layer}·{head}  {kinds.get((entry, head), '')}{other.get((entry, head), '')}" for head in heads]
+        for entry in entries
+    ]
     title = f"{atlas.model}: " if atlas.model else ""
     title += (
         f"{_range_in_words('queries', rows, entries[0].shape[2])} × "
@@ -124,7 +142,7 @@ def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespac
         names,
         title=title,
         row_names=[f"layer {entry.layer}  " for entry in entries],
-        words=pictures.weight_words((rows, columns), maps.shape[-2:], arguments.pool),
+        words=pictures.weight_words((rows, columns), maps.shape[-2:], common),
         log=arguments.scale == "log",
         window=(rows, columns),
     )
@@ -143,20 +161,25 @@ def _range_in_words(what: str, window: range, size: int) -> str:
 
 def _pooled_blocks(
     entry: Entry, heads: Sequence[int], rows: range, columns: range, size: int, arguments: Namespace
-) -> Tensor:
-    """Return the picture of some heads of batch 0, shape (heads, height, width): computed, or that which was kept."""
+) -> tuple[list[Pool], Tensor]:
+    """Return what stands for a block of some heads of batch 0, and their picture, shape (heads, height, width).
+
+    The picture is computed, or that which was kept.
+    """
     if entry.matrix is not None:
-        A = entry.matrix
-        return torch.cat([pictures.blocks(A[0, [head]], size, arguments.pool, rows, columns) for head in heads])
+        matrices = [entry.matrix[0, [head]] for head in heads]
+        pools = [arguments.pool or suited_pool(A, rows, columns) for A in matrices]
+        drawn = [pictures.blocks(A, size, pool, rows, columns) for A, pool in zip(matrices, pools, strict=True)]
+        return pools, torch.cat(drawn)
     kept = entry.statistics.get("picture")
     if not isinstance(kept, Tensor):
         fix = "attlas record --keep disk, or --statistics with picture among them"
         raise UsageError("a picture is made from queries and keys, or was recorded.", f"neither of {entry.name}", fix)
-    if (len(rows), len(columns)) != entry.shape[2:] or arguments.pool != "max":
+    if (len(rows), len(columns)) != entry.shape[2:] or arguments.pool == "mean":
         rule = "another window or pool is computed from queries and keys, and these were not kept."
         found = "a recording of statistics only, with a picture of the whole matrix, --pool max"
         raise UsageError(rule, found, "leave --rows, --columns and --pool out, or attlas record --keep disk")
-    return kept[0, list(heads)].float()
+    return ["max"] * len(heads), kept[0, list(heads)].float()
 
 
 def _drawn_window(entry: Entry, arguments: Namespace) -> tuple[range, range]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 
-import torch
-
 from attlas.cli.checks import check_target
 from attlas.cli.files import title_of
 from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
+from attlas.heads.telling import telling_query
 from attlas.recording.atlas import Atlas
 
-_WINDOW_TOKENS = 32  # tokens that are looked at together
 _HEAD_PATTERN = re.compile(r"(\d+)[.·](\d+)")
 
 
@@ -56,40 +54,6 @@ def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
     measured = [head for layer in atlas.layers() for head in measure_entry(atlas, atlas.entry(layer))]
     best = max(measured, key=lambda head: head.prominence, default=None)
     return [] if best is None else [(best.layer, best.head)]
-
-
-def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
-    """Return the query from which a head finds most of what followed an earlier copy of its token.
-
-    Parameters
-    ----------
-    atlas : Atlas
-        The recording.
-    layer, head : int
-        Which head.
-
-    Returns
-    -------
-    int or None
-        The position of the query; None where the text or the largest weights are not known.
-    """
-    entry = next((entry for entry in atlas.entries if entry.layer == layer and head in entry.heads), None)
-    if entry is None or "top_k" not in entry.statistics or atlas.ids is None or atlas.ids.shape[-1] != entry.shape[2]:
-        return None
-    ids, top, index = atlas.ids[0], entry.statistics["top_k"], entry.heads.index(head)
-    values, keys = top.values[0, index].float(), top.indices[0, index]
-    # Of all windows of tokens the one with most such weight is taken, and the query from its last two thirds.
-    n, width = len(ids), min(_WINDOW_TOKENS, len(ids))
-    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
-    distances = torch.arange(n)[:, None] - keys
-    follows_copy = (before[keys] == ids[:, None]) & (distances < width // 2) & (keys > 0)
-    mass = (values * follows_copy).sum(-1)
-    # Copies stand before: the first third of the window is theirs.
-    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
-    start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
-    shown = slice(start + width // 3, start + width)
-    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
-    return shown.start + int(score.argmax())
 
 
 def _layer_and_head(text: str, option: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import sys
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor th
     from attlas.view.corpus import Loader, NoModelError
 
 _SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
+_FIELD = re.compile(r"[a-z]+=[^&#]*")  # of the address of a page
 _RECORD_OPTIONS = ("model", "text", "tokens", "generate", "out")
 
 
@@ -56,6 +58,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         )
         raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
     need_extra()
+    _check_place(arguments.at)
     if folders and options:
         rule = "name a recording, or what is recorded now, and not both."
         raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {shlex.quote(str(folders[0]))}")
@@ -73,10 +76,19 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
+def _check_place(at: str | None) -> None:
+    """Raise a UsageError where ``--at`` names no place: neither a link of a page nor the part after its #."""
+    if at is None or all(_FIELD.fullmatch(part) for part in at.rpartition("#")[2].split("&")):
+        return
+    rule = "--at must be a link copied from the viewer, or the part after its #."
+    raise UsageError(rule, f"--at {at}", "--at 'e=2&h=4&pin=147.133'")
+
+
 def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) -> None:
     """Show corpora, or export their page; `options` are those of a recording that are given and do not fit."""
     folders = arguments.atlas
     command = f"attlas view {shlex.quote(str(folders[0]))}"
+    _check_place(arguments.at)
     if arguments.compare is not None:
         fix = f"{command} {shlex.quote(str(arguments.compare))}"
         raise UsageError("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
@@ -215,7 +227,8 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
             loaded = load(model)
             return loaded.model, loaded.tokenizer
 
-        service = ReadingService(shown, loader, name=Path(model).name)
+        name = models.path().name if str(model) == "shipped" else Path(model).name
+        service = ReadingService(shown, loader, name=name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
         _serve_until_stopped(service, [f"{line}; Ctrl-C closes it"], terminal, arguments)

@@ -84,11 +84,24 @@ def _bytes_in_words(size: float) -> str:
     return f"{size:,.1f} TiB"
 
 
-def _versions_and_address() -> str:
-    """Return versions, and the address of the project where the installed package knows it."""
+def project_address() -> str | None:
+    """Return the address of the project; None where the installed package knows none.
+
+    Examples
+    --------
+    >>> from attlas.view.about import project_address
+    >>> address = project_address()
+    >>> address is None or address.startswith("https://")
+    True
+    """
     try:
         links = [link.split(",", 1)[-1].strip() for link in metadata("attlas").get_all("Project-URL") or []]
     except PackageNotFoundError:  # run from a checkout that is not installed
         links = []
-    https = [link for link in links if link.startswith("https://")]
-    return ", ".join([f"attlas {attlas.__version__}", f"torch {torch.__version__}", *https[:1]])
+    return next((link for link in links if link.startswith("https://")), None)
+
+
+def _versions_and_address() -> str:
+    """Return versions, and the address of the project where it is known."""
+    address = project_address()
+    return ", ".join([f"attlas {attlas.__version__}", f"torch {torch.__version__}", *([address] if address else [])])

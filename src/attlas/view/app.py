@@ -48,6 +48,7 @@ _OWN_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 _MOST_BYTES = 1 << 20  # bytes that the page may send at once
 _NO_CACHE = {"cache-control": "no-store"}
 _CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
+_CLOSED = ("closed/boot.js", "closed/style.css", "data/comeback.js", "words/words.js", "words/zh.json")
 _MEDIA_TYPES = {"json": "application/json", "binary": "application/octet-stream"}
 
 
@@ -101,6 +102,19 @@ def application(
             raise HTTPException(404)
         return RedirectResponse(f"/{token}/", 303)
 
+    async def closed(request: Request) -> Response:
+        """Answer with a file of the page that stands at the address of a closed viewer: it needs no token."""
+        if request.path_params["path"] not in _CLOSED:
+            raise HTTPException(404)
+        return FileResponse(static.lookup_path(request.path_params["path"])[0])
+
+    def http_error(request: Request, error: Any) -> Response:
+        """Answer an error; a person who follows the link of a closed viewer gets a page, with how to come back."""
+        is_person = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if error.status_code == 404 and is_person:
+            return FileResponse(static.lookup_path("closed.html")[0], 404, _NO_CACHE)
+        return _error_response(error.status_code, error.detail)
+
     static = StaticFiles(packages=[("attlas.view", "static")], html=True)
     page: list[BaseRoute] = [
         Route("/api/{name}", api),
@@ -116,10 +130,11 @@ def application(
     return Starlette(
         routes=[
             Route("/open/{ticket}", open_ticket),
+            Route("/closed/{path:path}", closed),
             Mount(f"/{token}", routes=page, middleware=[Middleware(SameOrigin)]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_HOSTS, www_redirect=False)],
-        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+        exception_handlers={HTTPException: http_error, Exception: _internal_error},
     )
 
 
@@ -198,10 +213,6 @@ async def _wait_for_disconnect(request: Request, disconnected: threading.Event) 
     while (await request.receive())["type"] != "http.disconnect":
         pass
     disconnected.set()
-
-
-def _http_error(request: Request, error: Any) -> Response:
-    return _error_response(error.status_code, error.detail)
 
 
 def _internal_error(request: Request, error: Exception) -> Response:

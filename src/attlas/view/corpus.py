@@ -264,8 +264,9 @@ class CorpusService:
         entry = next(index for index, shown in enumerate(entries) if shown.entry.layer == layer)
         query = given.whole("query", 0, len(sample.ids), default=0)
         column = given.whole("key", 0, len(sample.ids), default=0)
-        shown = f"e={entry}&h={entries[entry].entry.heads.index(head)}&pin={query}.{column}"
-        return {"path": f"text/{number}/#{shown}", "model": model["name"]}
+        shown = f"e={entry}&h={entries[entry].entry.heads.index(head)}"
+        place = f"r={query + 0.5}&c={column + 0.5}&z=4&pin={query}.{column}"
+        return {"path": f"text/{number}/#{shown}&{place}", "model": model["name"]}
 
     def _recording_of_text(self, at: int, sample: Sample, layer: int | None) -> Any:
         """Return a recording of one sampled text, of one layer or of all; the model is loaded once."""

@@ -9,7 +9,9 @@ from attlas.heads import NEAR
 from attlas.view.columns import Column
 
 # What a page shows at first, as far as a corpus has it.
-START = {"x": "effective_keys", "y": "qk_distance", "xlog": True, "ylog": True, "colour": "kind"}
+START = {
+    "x": "effective_keys", "y": "qk_distance", "xlog": True, "ylog": True, "colour": "kind", "size": "induction",
+}  # fmt: skip
 
 
 _ON_RANDOM_TOKENS = "on random tokens that occur twice"

@@ -86,14 +86,15 @@ def export(
         if query is None and chosen:
             query = _query_of_picture(service, chosen[0])
         pin = _query_and_strongest_key(service, chosen[0], query) if chosen and query is not None else None
-        data = Packer(service, chosen, order, pin=pin, report=progress or (lambda share: None)).pack()
+        pool = _pool(service, chosen)
+        data = Packer(service, chosen, order, pool=pool, pin=pin, report=progress or (lambda share: None)).pack()
         title = service.source.title
     if not data["packed"]:
         rule = "a page needs weights, or a recorded picture of them."
         raise RecordingError(rule, "neither", 'attlas record without --statistics, or keep="disk"')
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
     pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
-    data["state"] = {**first, "batch": 0, "variant": "plain", "pool": "max", **pointed}
+    data["state"] = {**first, "batch": 0, "variant": "plain", "pool": pool, **pointed}
     return write_page(data, path, title)
 
 
@@ -122,6 +123,15 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
     # Without "<" nothing in the data ends the element of the page that holds them.
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return save_text(f"{before}{text}{after}", path)
+
+
+def _pool(service: Service, chosen: list[tuple[int, int]]) -> str:
+    """Return the pooling that suits the head that a page begins with; maxima where some heads have only a picture."""
+    if not chosen or any(shown.entry.matrix is None for shown in service.source.entries):
+        return "max"
+    entry, head = chosen[0]
+    answer = service.answer("pooling", {"entry": str(entry), "head": str(head)})
+    return str(json.loads(answer.body)["pool"]) if answer.status == 200 else "max"
 
 
 def _query_of_picture(service: Service, place: tuple[int, int]) -> int | None:

@@ -302,7 +302,7 @@ class Packer:
         for place in readable[:_MOST_THUMBNAILS]:
             question = self._parameters_of_head(place)
             question["batch"] = min(self.batch, self._entry_of_head(place).shape[0] - 1)
-            answer = self._complete_answer("thumbnail", **question, pool=self.pool, size=64)
+            answer = self._complete_answer("thumbnail", **question, pool="suited", size=64)
             self._put_numbers(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
 
 

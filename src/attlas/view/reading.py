@@ -30,6 +30,11 @@ ModelLoader = Callable[[], "tuple[Any, Any]"]
 _MOST_CHARACTERS = 200_000  # of a text, at most
 _MOST_TOKENS = 8192  # tokens that are read at most, of a model that could read more
 _MOST_NEW = 256  # tokens that are written at once, at most
+_MOST_TEXTS = 16  # that are kept beside the first recording; each is a small recording
+_RETIRED = 3  # recordings of texts that have grown since, kept for pages that are still asking about them
+_NO_LONGER_KEPT = "this text is no longer kept; reload the page"
+_NAME = 40  # characters of a text that name it
+_CLOSING_SECONDS = 2.0  # that the end waits for the model: loading one takes longer, and cannot be stopped
 _MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
 
 
@@ -49,8 +54,10 @@ class _ReadingProgress:
 
 @dataclass
 class _ReadText:
-    """The text that was read, its token ids, and the id of the likeliest next token where the model generates."""
+    """A text that was read, its recording, its token ids, and the likeliest next token where the model generates."""
 
+    service: Service
+    name: str
     text: str = ""
     ids: list[int] = field(default_factory=list)
     next_token: int | None = None
@@ -77,6 +84,9 @@ class ReadingService:
     One thread reads; what was shown before stays until the new recording is complete, and also if the model fails. A
     step of the model is one forward pass over the whole text, with queries, keys and norms of values kept in memory.
 
+    Every text is kept, under a number that its page names: 0 is the recording that was shown first. Those that were
+    read first go when there are too many.
+
     Before the first text the model reads random tokens that occur twice, once. What a head is called comes from there,
     and from the recording that was shown first where that is of the same model: it does not change with the text.
 
@@ -93,14 +103,18 @@ class ReadingService:
     """
 
     def __init__(self, service: Service, loader: ModelLoader, *, name: str) -> None:
-        self._service, self._loader, self._name = service, loader, name
+        self._loader, self._name = loader, name
+        # By number, in the order in which they were read: 0 is the recording that is shown first.
+        self._texts = {0: _ReadText(service, service.source.title, ids=_token_ids(service.source.atlas))}
+        self._last = 0  # the number of the text that was read last
+        self._retired: list[Service] = []
         self._loaded: Any = None  # the model and its tokenizer, once a text was read
         self._on_block: OnBlock | None = None  # what its heads do on random tokens; None before, and where it cannot
         self._known: KnownHeads | None = None  # what its heads are
         self._is_measured = False
         self._progress = _ReadingProgress()
-        self._text = _ReadText(ids=_token_ids(service.source.atlas))
         self._lock = threading.Lock()
+        self._loading = threading.Lock()  # held while the model is loaded and measured
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._closed = False
@@ -108,34 +122,67 @@ class ReadingService:
 
     @property
     def source(self) -> Any:
-        """What is shown now."""
-        return self._service.source
+        """The recording of the text that was read last."""
+        return self._texts[self._last].service.source
 
     def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
-        """Answer one question, as `Service.answer` does; "reading" says how far the model is."""
-        service = self._service
-        if name == "reading":
-            return self._progress_answer(service)
-        if parameters.get("v", service.source.key) != service.source.key:
-            return refusal(409, "another text was read since; reload the page")
-        if name in TRIALS:
-            if self._closed:
-                return refusal(503, "the viewer was closed")
-            return answered(lambda: self._try(name, service, parameters, wanted))
-        answer = service.answer(name, parameters, wanted)
-        return self._progress_answer(service, answer) if name == "info" and answer.status == 200 else answer
+        """Answer one question, as `Service.answer` does, about the text whose key is given as ``v``, else the last one.
 
-    def _progress_answer(self, service: Service, info: Answer | None = None) -> Answer:
+        "info" and "reading" take the number of a text instead; "reading" says how far the model is.
+        """
+        if name in ("info", "reading"):
+            number = self._number(parameters.get("text"))
+            text = self._texts[number]
+            if name == "reading":
+                return self._progress_answer(number, text)
+            info = text.service.answer("info", {}, wanted)
+            return self._progress_answer(number, text, info) if info.status == 200 else info
+        key, number = parameters.get("v"), self._number(parameters.get("text"))
+        if name in TRIALS:
+            return answered(lambda: self._try(name, self._text_of(key, number), parameters, wanted))
+        service = self._service_of(key, number)
+        if service is None:
+            return refusal(409, _NO_LONGER_KEPT)
+        return service.answer(name, parameters, wanted)
+
+    def _number(self, asked: str | None) -> int:
+        """Return the number of a text that is asked for: the last one by default, the first one where it is gone."""
+        if asked is None:
+            return self._last
+        number = int(asked) if asked.isascii() and asked.isdecimal() else 0
+        return number if number in self._texts else 0
+
+    def _service_of(self, key: str | None, number: int) -> Service | None:
+        """Return what answers about the recording of a key, else of a number; None where it is no longer kept."""
+        if key is None:
+            return self._texts[number].service
+        services = [*(text.service for text in self._texts.values()), *self._retired]
+        return next((service for service in services if service.source.key == key), None)
+
+    def _text_of(self, key: str | None, number: int) -> _ReadText:
+        """Return the text whose recording has a key, else that of a number; raise a QuestionError where it is gone."""
+        if key is None:
+            return self._texts[number]
+        for text in list(self._texts.values()):
+            if text.service.source.key == key:
+                return text
+        raise QuestionError(409, _NO_LONGER_KEPT)
+
+    def _progress_answer(self, number: int, text: _ReadText, info: Answer | None = None) -> Answer:
         """Return how far the model is, alone or added to the answer to "info"."""
-        text = self._text
-        facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _MOST_CHARACTERS}
+        facts: dict[str, Any] = {"model": self._name, "text": text.text, "tokens": len(text.ids), "number": number}
+        facts |= {"characters": _MOST_CHARACTERS, "last": self._last}
         if info is not None:
-            return json_answer(json.loads(info.body) | {"reading": facts | {"more": _MOST_NEW}}, final=False)
-        more = {"key": service.source.key, "trial": self._trials.share}
+            texts = [{"number": each, "name": kept.name} for each, kept in list(self._texts.items())]
+            reading = facts | {"more": _MOST_NEW, "texts": texts}
+            return json_answer(json.loads(info.body) | {"reading": reading}, final=False)
+        more = {"key": text.service.source.key, "trial": self._trials.share}
         return json_answer(vars(self._progress) | facts | more, final=False)
 
-    def _try(self, name: str, service: Service, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
-        """Answer what is different without some heads, or with other words."""
+    def _try(self, name: str, text: _ReadText, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
+        """Answer what is different in a text without some heads, or with other words."""
+        if self._closed:
+            raise QuestionError(503, "the viewer was closed")
         if self._is_reading:
             raise QuestionError(409, "the model is still reading; stop it first")
 
@@ -143,7 +190,7 @@ class ReadingService:
             return not self._closed and (wanted is None or wanted())
 
         try:
-            found = trial(self._trials, name, service.source, self._text.ids, parameters, still_wanted)
+            found = trial(self._trials, name, text.service.source, text.ids, parameters, still_wanted)
         except (QuestionError, UnwantedError):
             raise
         except Exception as failed:  # whatever a model raises is shown on the page, and not tried again
@@ -156,9 +203,10 @@ class ReadingService:
         return self._thread is not None and self._thread.is_alive()
 
     def _load(self) -> tuple[Any, Any]:
-        """Return the model and its tokenizer, which are loaded once."""
-        self._loaded = self._loaded or self._loader()
-        return self._loaded  # type: ignore[no-any-return]
+        """Return the model and its tokenizer, which are loaded once; wait where they are being loaded and measured."""
+        with self._loading:
+            self._loaded = self._loaded or self._loader()
+            return self._loaded  # type: ignore[no-any-return]
 
     def post(self, name: str, content: Any) -> Answer:
         """Read a text, write further tokens, or stop.
@@ -169,8 +217,9 @@ class ReadingService:
             "read"; "second" for a text that "other" compares with the present one; others are for the recording that
             is shown.
         content : dict
-            ``{"text": "...", "more": n}``: the text, or None for the present one, and how many tokens the model
-            writes after it; ``{"stop": True}`` ends what is being done.
+            ``{"text": "...", "more": n, "of": number}``: the text, or None for that of a number (the last one by
+            default), and how many tokens the model writes after it; ``{"load": True}`` loads the model before it is
+            needed; ``{"stop": True}`` ends what is being done. Bookmarks name their recording as ``v``.
 
         Returns
         -------
@@ -180,7 +229,11 @@ class ReadingService:
         if name == "second":
             return answered(lambda: self._take_second(content))
         if name != "read":
-            return self._service.post(name, content)
+            key = content.get("v") if isinstance(content, dict) else None
+            service = self._service_of(key if isinstance(key, str) else None, self._last)
+            if service is None:
+                return refusal(409, _NO_LONGER_KEPT)
+            return service.post(name, content)
         return answered(lambda: self._start_or_stop(content))
 
     def _start_or_stop(self, content: Any) -> Answer:
@@ -189,11 +242,15 @@ class ReadingService:
         if request.get("stop") is True:
             self._stopped.set()
             return json_answer({}, final=False)
-        text, more = request.get("text"), request.get("more", 0)
+        if request.get("load") is True:
+            return self._start_loading()
+        text, more, of = request.get("text"), request.get("more", 0), request.get("of", self._last)
         if text is not None:
             _check_text(text)
         if type(more) is not int or not 0 <= more <= _MOST_NEW or (text is None and not more):
             raise QuestionError(400, f"more must be a number of tokens from 1 to {_MOST_NEW}")
+        if type(of) is not int or of not in self._texts:
+            raise QuestionError(409, _NO_LONGER_KEPT)
         with self._lock:
             if self._closed:
                 raise QuestionError(503, "the viewer was closed")
@@ -202,9 +259,18 @@ class ReadingService:
             self._stopped.clear()
             self._progress = _ReadingProgress("loading" if self._loaded is None else "reading")
             self._thread = threading.Thread(
-                target=self._read_and_generate, args=(text, more), name="attlas-read", daemon=True
+                target=self._read_and_generate, args=(text, more, of), name="attlas-read", daemon=True
             )
             self._thread.start()
+        return json_answer({}, final=False)
+
+    def _start_loading(self) -> Answer:
+        """Start a thread that loads and measures the model; a text that is sent meanwhile waits for it."""
+        with self._lock:
+            is_busy = self._closed or self._is_measured or self._is_reading or self._trials.busy
+            if not is_busy and not self._loading.locked():
+                self._stopped.clear()
+                threading.Thread(target=self._prepare_early, name="attlas-load", daemon=True).start()
         return json_answer({}, final=False)
 
     def _take_second(self, content: Any) -> Answer:
@@ -220,24 +286,42 @@ class ReadingService:
             self._stopped.set()
             thread = self._thread
         if thread is not None:
-            thread.join()
-        self._service.close()
+            thread.join(_CLOSING_SECONDS)
+        for service in [*(text.service for text in self._texts.values()), *self._retired]:
+            service.close()
 
     # ------------------------------------------------------------------------------------------- in the thread
 
-    def _read_and_generate(self, text: str | None, more: int) -> None:
+    def _prepare_early(self) -> None:
+        """Load and measure the model before a text is sent; what fails is said when there is one."""
+        with contextlib.suppress(Exception):
+            self._prepare()
+        with self._lock:
+            if not self._is_reading:
+                self._progress = _ReadingProgress()
+
+    def _prepare(self) -> None:
+        """Load and measure the model, once."""
+        with self._loading:
+            if self._loaded is None:
+                self._progress = _ReadingProgress("loading")
+                self._loaded = self._loader()
+            if self._stopped.is_set():
+                raise _StoppedError
+            if not self._is_measured:
+                self._measure_heads()
+
+    def _read_and_generate(self, text: str | None, more: int, number: int) -> None:
         """Read a text, if there is one, and generate tokens; the progress ends with the error, if any."""
         error = ""
         try:
-            self._load()
-            if not self._is_measured:
-                self._measure_heads()
+            self._prepare()
             if text is not None:
                 self._progress = _ReadingProgress("reading")
-                self._show_recording(self._tokenize(text))
+                number = self._show_recording(self._tokenize(text), None)
             for done in range(more):
                 self._progress = _ReadingProgress("writing", done, more)
-                self._show_recording([*self._text.ids, self._next_token()])
+                number = self._show_recording([*self._texts[number].ids, self._next_token(self._texts[number])], number)
         except _StoppedError:
             pass
         except QuestionError as refused:
@@ -252,7 +336,7 @@ class ReadingService:
         model, _ = self._loaded
         self._on_block = heads_on_block(model, self._model_output)
         if self._on_block is not None:
-            first = self._service.source
+            first = self._texts[0].service.source
             name = Path(str(first.atlas.details.get("source") or first.title)).name
             is_same = is_of_same_model(first.atlas, self._on_block.details)
             self._known = (heads_of_text(first.atlas, name) if is_same else None) or self._on_block.known
@@ -276,23 +360,23 @@ class ReadingService:
         if count > limit:
             raise QuestionError(400, f"{subject} {count:,} tokens; {self._name} reads at most {limit:,} here")
 
-    def _next_token(self) -> int:
-        """Return the id of the likeliest token after the text; raise a QuestionError where the text ends."""
+    def _next_token(self, text: _ReadText) -> int:
+        """Return the id of the likeliest token after a text; raise a QuestionError where the text ends."""
         model, tokenizer = self._loaded
         if not model.can_generate():
             raise QuestionError(400, f"{self._name} writes no text")
-        if not self._text.ids:
+        if not text.ids:
             raise QuestionError(400, "type a text first")
-        if self._text.next_token is None:
-            self._text.next_token = _likeliest_token(self._model_output(torch.tensor([self._text.ids])))
-        next_token = self._text.next_token
+        if text.next_token is None:
+            text.next_token = _likeliest_token(self._model_output(torch.tensor([text.ids])))
+        next_token = text.next_token
         if next_token is None or next_token == getattr(tokenizer, "eos_token_id", None):
             raise QuestionError(400, f"{self._name} ends the text here")
-        self._check_length(len(self._text.ids) + 1, "with the next one there are")
+        self._check_length(len(text.ids) + 1, "with the next one there are")
         return next_token
 
-    def _show_recording(self, ids: list[int]) -> None:
-        """Record the model on these tokens, and show that recording from now on."""
+    def _show_recording(self, ids: list[int], number: int | None) -> int:
+        """Record the model on these tokens as a new text, or in place of one that was typed; return its number."""
         model, tokenizer = self._loaded
         read = torch.tensor([ids], device=model.device)
         with record(model, tokens=tokenizer, values="norms") as atlas:
@@ -301,12 +385,29 @@ class ReadingService:
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
-        service = Service(atlas, title=self._name, known=self._known)
+        name = _first_words(written) or self._name
+        service = Service(atlas, title=name, known=self._known)
         if sum(math.prod(entry.shape) for entry in atlas.entries) <= _MOST_MEASURED:
             service.measure()  # the page shows the statistics with the text
-        previous, self._service = self._service, service
-        self._text = _ReadText(written, ids, _likeliest_token(output) if model.can_generate() else None)
-        previous.close()
+        text = _ReadText(service, name, written, ids, _likeliest_token(output) if model.can_generate() else None)
+        return self._keep(text, number or None)  # what grows the first recording is a text of its own
+
+    def _keep(self, text: _ReadText, number: int | None) -> int:
+        """Keep a text under a number, or a new one, and drop what is too much; return the number."""
+        texts = dict(self._texts)
+        dropped = []
+        if number is None or number not in texts:
+            number = max(self._last, *texts) + 1
+            dropped = [texts.pop(each).service for each in [*texts][1 : 1 + max(0, len(texts) - _MOST_TEXTS)]]
+        else:
+            self._retired.append(texts[number].service)
+        texts[number] = text
+        self._texts, self._last = texts, number  # at once: questions are answered in other threads
+        while len(self._retired) > _RETIRED:
+            dropped.append(self._retired.pop(0))
+        for service in dropped:
+            service.close()
+        return number
 
     @torch.no_grad()
     def _model_output(self, ids: Tensor) -> Any:
@@ -347,6 +448,12 @@ def _reason(failed: Exception) -> str:
     """Return what a model raised as one line."""
     error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
     return f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
+
+
+def _first_words(text: str) -> str:
+    """Return the first words of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _NAME else f"{line[: _NAME - 1].rstrip()}…"
 
 
 def _likeliest_token(output: Any) -> int | None:

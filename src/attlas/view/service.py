@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from attlas.errors import AttlasError, RecordingError, public
 from attlas.foundation.files import lock_folder
 from attlas.matrix import AttentionMatrix
+from attlas.pictures.pooling import POOLING_SIDE, is_dark
 from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.bookmarks import bookmarks_from, read_bookmarks, write_bookmarks
 from attlas.recording.atlas.serialization import FormatError
 from attlas.view import bundle, codes
+from attlas.view.about import project_address
 from attlas.view.codes import Array, finite_or_none
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.known_heads import KnownHeads
@@ -42,7 +45,6 @@ _QUESTION_NAMES = (
     "pooling", "heads", "focus", "status", "offline",
 )  # fmt: skip
 _POOL_NAMES = ("mean", "max")
-_DARK_FROM = 0.45  # a picture counts as dark where its colours lie above this on the colour bar (0 to 1) on average
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
 # The most of each in one answer.
 _MOST_TOKENS = 16_384
@@ -235,7 +237,8 @@ class Service:
         signed = {"last_positive": codes.LAST_POSITIVE, "log2_min": low, "log2_max": high}
         pictures["codes"] = special | weights | {"signed": signed}
         bookmarks = {"bookmarks": self._stored_bookmarks(), "keeps": self._folder is not None}
-        content = {"format": 1, **self._source.info, "folder": self._folder, **pictures, **bookmarks}
+        project = {"project": project_address()}
+        content = {"format": 1, **self._source.info, "folder": self._folder, **pictures, **bookmarks, **project}
         return json_answer(content, final=False)  # bookmarks change
 
     def _stored_bookmarks(self) -> list[dict[str, str]]:
@@ -341,14 +344,15 @@ class Service:
 
     def _answer_pooling(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer which pooling suits the overview of a head: "max", or "mean" where a picture of maxima is dark."""
-        place, head = self._head_of_question(params)
+        return json_answer({"pool": self._suited_pool(*self._head_of_question(params), wanted)})
+
+    def _suited_pool(self, place: Place, head: Head, wanted: Wanted) -> Literal["mean", "max"]:
+        """Return which pooling suits the overview of a head."""
         if not self._source.entries[place.entry].are_shares:  # means of weights of both signs are near 0
-            return json_answer({"pool": "max"})
-        picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
-        log2 = np.log2(codes.decode(picture[picture > codes.ZERO]))
-        lowest = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
-        dark = bool(log2.size) and float(np.clip(1 - log2 / lowest, 0, 1).mean()) > _DARK_FROM
-        return json_answer({"pool": "mean" if dark else "max"})
+            return "max"
+        picture = self._pictures.thumbnail(place, head, "max", POOLING_SIDE, wanted).codes
+        shown = torch.from_numpy(codes.decode(picture[picture > codes.ZERO]))
+        return "mean" if is_dark(shown, head.n) else "max"
 
     def _answer_focus(self, params: Parameters, wanted: Wanted) -> Answer:
         """Let the passes of a head continue near the rows that the page shows."""
@@ -389,7 +393,11 @@ class Service:
     def _answer_thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer with a small picture of a whole head."""
         place, head = self._head_of_question(params)
-        pool, size = params.word("pool", _POOL_NAMES, "mean"), params.whole("size", 16, TILE + 1, default=64)
+        pool, size = (
+            params.word("pool", (*_POOL_NAMES, "suited"), "mean"),
+            params.whole("size", 16, TILE + 1, default=64),
+        )
+        pool = self._suited_pool(place, head, wanted) if pool == "suited" else pool
         return self._picture_answer(self._pictures.thumbnail(place, head, pool, size, wanted))
 
     def _answer_track(self, params: Parameters, wanted: Wanted) -> Answer:

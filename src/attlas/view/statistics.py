@@ -13,6 +13,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.heads import PATTERNS, Head
 from attlas.heads.classification import BLOCK_MEASURES, measure_entry, text_ids, text_statistics
+from attlas.heads.telling import telling_cell
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.atlas.table import columns_of
@@ -146,8 +147,17 @@ class HeadTable:
             "rows": rows,
             "kinds": WORDS,
             "on": self._known_heads and {"what": self._known_heads.on, "name": self._known_heads.name},
-            "telling": None if telling is None else {"entry": telling[1], "head": telling[2]},
+            "telling": None if telling is None else self._telling(telling[1], telling[2]),
         }
+
+    def _telling(self, number: int, head: int) -> dict[str, Any]:
+        """Return entry and head of the most telling head, and the cell at which it shows what the head does."""
+        atlas, entry = self._source.entries[number].atlas, self._source.entries[number].entry
+        # Where a layer has several kinds of attention, or several passes, the cell is one of the first.
+        is_first = next(each for each in atlas.entries if each.layer == entry.layer) is entry
+        cell = telling_cell(atlas, entry.layer, entry.heads[head]) if is_first else None
+        pin = None if cell is None else {"i": cell[0], "j": cell[1]}
+        return {"entry": number, "head": head, "pin": pin}
 
     def _kinds_and_record(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
         """Return the kinds of a head, None where they are not known, and its record for the page."""

@@ -31,8 +31,10 @@ test("HTTP: the key of the content is part of each address behind the first", as
 
 test("HTTP: what failed says why", async () => {
   const transport = createHttpTransport();
-  const answers = [() => json({ error: "no such head" }, { status: 404 }), () => json({ reason: ["not in {0}", "a"] }, { status: 409 }), () => new Response("", { status: 500 })];
-  const expected = [[404, "no such head", false], [409, "not in a", false], [500, "status 500", false]];
+  const known = new Response('{"error": "no such head"}', { status: 404, headers: { "Attlas-Progress": "1" } });
+  // A server that does not know the page at all says nothing of a progress.
+  const answers = [() => known, () => json({ error: "Not Found" }, { status: 404 }), () => json({ reason: ["not in {0}", "a"] }, { status: 409 }), () => new Response("", { status: 500 })];
+  const expected = [[404, "no such head", false], [410, "Not Found", false], [409, "not in a", false], [500, "status 500", false]];
   for (const [at, answer] of answers.entries()) {
     globalThis.fetch = async () => answer();
     await assert.rejects(transport.get("cell"), (error) => (assert.deepEqual([error.status, error.message, error.aborted], expected[at]), true));

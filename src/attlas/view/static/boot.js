@@ -2,7 +2,7 @@
 
 import { getContext } from "./map/canvas.js";
 import { mount } from "./main.js";
-import { writeHash } from "./data/state.js";
+import { readHash, writeHash } from "./data/state.js";
 import { createHttpTransport } from "./data/transport.js";
 import { fetchTranslations } from "./words/words.js";
 
@@ -32,7 +32,9 @@ function openPage(root, initial) {
 async function reopen(state, isContinued) {
   const { entry, head, batch, heads } = state;
   const address = writeHash({ ...state, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
-  window.history.replaceState(window.history.state, "", `#${address}`);
+  // Another text is a step of the browser's Back; Back itself has changed the address already.
+  const isOther = readHash(window.location.hash).text !== state.text;
+  if (isOther || isContinued) window.history[isOther ? "pushState" : "replaceState"](null, "", `#${address}`);
   const previous = current;
   const root = /** @type {HTMLElement} */ (previous.root.cloneNode(false));
   root.classList.remove("attlas-ready");

@@ -24,6 +24,7 @@ import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
 import { createTexts } from "./data/tokens.js";
 import { mountTrial } from "./panels/trial.js";
+import { rememberFolder } from "./data/comeback.js";
 import { isWeighted } from "./data/weighting.js";
 import { language } from "./words/words.js";
 import { getRange } from "./map/colour.js";
@@ -61,11 +62,13 @@ export function mount(root, transport, options = {}) {
     // The page begins at the place of the link, else at a head chosen by the statistics.
     const readLink = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
     const hasPlace = (/** @type {Partial<State>} */ fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
-    const [{ json: info }, heads] = await Promise.all([requests.get("info"), hasPlace(readLink()) ? null : fetchHeadsSoon(requests)]);
+    const text = readLink().text ?? 0;
+    const [{ json: info }, heads] = await Promise.all([requests.get("info", { text }), hasPlace(readLink()) ? null : fetchHeadsSoon(requests, text)]);
     if (destroyed) return null;
     const fields = { ...readLink() }; // it may have changed meanwhile
     const bookmark = info.bookmarks?.[fields.tour ?? -1];
     if (bookmark) Object.assign(fields, readHash(bookmark.at), { tour: fields.tour });
+    fields.text = info.reading?.number ?? null;
     const initial = { ...DEFAULTS, ...chooseStart(info, hasPlace(fields) ? null : heads), ...fields };
     /** @type {Store} */
     const store = createStore({ ...initial, ...(hasPlace(fields) || fields.pool ? {} : await choosePooling(requests, info, initial)), info });
@@ -77,7 +80,8 @@ export function mount(root, transport, options = {}) {
     cleanups.push(() => map.destroy());
     const context = { store, transport: requests, map, texts, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
-      cleanups.push(bindHash(store));
+      if (info.folder) rememberFolder(window.location.pathname, info.folder);
+      cleanups.push(bindHash(store, window, options.reopen));
       document.documentElement.lang = language;
     } else root.lang = language;
     cleanups.push(shell.connect(context));

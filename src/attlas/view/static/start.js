@@ -14,13 +14,14 @@ const MOVED_FIELDS = ["entry", "head", "batch", "second", "compare", "variant", 
  * The table of all heads if it comes soon, else null.
  *
  * @param {Requests} requests
+ * @param {number} text
  * @returns {Promise<HeadTable | null>}
  */
-export async function fetchHeadsSoon(requests) {
+export async function fetchHeadsSoon(requests, text) {
   const controller = new AbortController();
   const timer = setTimeout(() => controller.abort(), HEADS_WAIT);
   try {
-    return (await requests.get("heads", {}, { signal: controller.signal })).json;
+    return (await requests.get("heads", { text }, { signal: controller.signal })).json;
   } catch {
     return null; // the panel of the heads asks again
   } finally {
@@ -37,10 +38,34 @@ export async function fetchHeadsSoon(requests) {
  */
 export function chooseStart(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
-  const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
+  const { pin = null, ...place } = heads?.telling ?? {};
+  const first = { entry: Math.max(0, readable), head: 0, ...place, ...(pin && info.texts.length ? { pin } : {}) };
   const other = findCounterpart(info, first.entry);
-  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: canDivide(info, first.entry, other) ? "ratio" : "difference" };
-  return /** @type {{ entry: number, head: number } & Partial<View>} */ ({ ...first, ...second, ...(info.texts.length || info.reading || info.grids?.length ? {} : { aside: "heads" }) });
+  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: !readSame(info, first.entry, other) ? "side" : canDivide(info, first.entry, other) ? "ratio" : "difference" };
+  return /** @type {{ entry: number, head: number } & Partial<View>} */ ({ ...first, ...second, ...chooseAside(info) });
+}
+
+/**
+ * The side panes of a page where not both have something to show: no text, or a single head.
+ *
+ * @param {Info} info
+ * @returns {Partial<View>}
+ */
+function chooseAside(info) {
+  const hasText = Boolean(info.texts.length || info.reading || info.grids?.length);
+  const hasHeads = info.entries.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
+  return hasText && hasHeads ? {} : { aside: hasHeads ? "heads" : hasText ? "text" : "none" };
+}
+
+/**
+ * Whether two entries are about the same tokens: their cells are then the same pairs. Where no text is known, they may be.
+ *
+ * @param {Info} info
+ * @param {number} first
+ * @param {number} second
+ */
+function readSame({ entries }, first, second) {
+  return JSON.stringify(entries[first].texts) === JSON.stringify(entries[second].texts);
 }
 
 /**
@@ -72,12 +97,12 @@ export function followTellingHead(root, { store, map, transport, announce }) {
   /** @param {State} state */
   async function go({ heads }) {
     if (!heads || heads.progress < 1) return;
-    const { entry, head, second } = chooseStart(start.info, heads);
+    const { entry, head, second, pin } = chooseStart(start.info, heads);
     if (!map.fitted() || (entry === start.entry && head === start.head)) return end();
     const pooling = await choosePooling(transport, start.info, { entry, head, batch: start.batch });
     if (!cleanups.length) return undefined; // the user has moved while the server was asked
     end();
-    store.set({ entry, head, ...(second ? { second } : {}), ...pooling });
+    store.set({ entry, head, ...(pin ? { pin } : {}), ...(second ? { second } : {}), ...pooling });
     return announce(t("The most telling head: {0}", getHeadName(start.info, entry, head)));
   }
   for (const gesture of gestures) {

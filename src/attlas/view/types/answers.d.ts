@@ -82,6 +82,10 @@ interface ReadingFacts {
   tokens: number;
   characters: number;
   more: number;
+  /** The number of the text that is shown, and that of the one that was read last. */
+  number: number;
+  last: number;
+  texts: { number: number; name: string }[];
 }
 /** What there is to see. */
 interface Info {
@@ -98,6 +102,8 @@ interface Info {
   pictures?: (string | null)[];
   grids?: ImageGrid[];
   folder: string | null;
+  /** The address of the project, where the installed package knows one. */
+  project: string | null;
   bookmarks: Bookmark[];
   keeps: boolean;
   on_demand_level: number;
@@ -147,7 +153,7 @@ interface HeadTable {
   rows: HeadRow[];
   kinds: Record<string, Kind>;
   on: MeasuredOn | null;
-  telling: { entry: number; head: number } | null;
+  telling: { entry: number; head: number; pin: Cell | null } | null;
 }
 
 /** The numbers of one cell; null where they are not known. */
@@ -187,6 +193,8 @@ interface ReadingStatus {
   key: string;
   text: string;
   tokens: number;
+  number: number;
+  last: number;
   /** How far the comparison is that was asked for, from 0 to 1; null while there is none. */
   trial: number | null;
 }
@@ -281,7 +289,7 @@ interface QueueOptions extends GetOptions {
 /** The queue before a transport; see `createRequests`. */
 interface Requests extends Transport {
   get<N extends keyof Questions>(name: N, params?: Params, options?: QueueOptions): Promise<Questions[N]>;
-  trouble(listener: (text: string | null) => void): () => void;
+  trouble(listener: (text: string | null, isGone: boolean) => void): () => void;
   counts(): { waiting: number; flying: number };
   destroy(): void;
 }

@@ -243,6 +243,9 @@ interface MapPicture {
   height: number;
   grain: Grain;
   box: Box;
+  /** The box without cut cells, and the pinned cell within it. */
+  whole: Box;
+  ring: Box | null;
 }
 
 /** An axis of a pane; `across`: that of the keys. */

@@ -9,7 +9,7 @@ type Translations = Record<string, string>;
 type Announce = (text: string) => void;
 /** Make a name that no other element of the document has. */
 type MakeId = (name: string) => string;
-/** Build the page again once another text was read. */
+/** Build the page again on the text of a state: another one, or one that has grown. */
 type Reopen = (state: Readonly<State>, isContinued: boolean) => unknown;
 
 /** What every panel is given. */
@@ -66,7 +66,7 @@ interface Tick {
   text: string;
 }
 /** Colours and fonts of a picture that is saved. */
-type PictureStyle = Record<"card" | "ink" | "soft" | "line" | "land" | "sans", string>;
+type PictureStyle = Record<"card" | "ink" | "soft" | "line" | "land" | "accent" | "sans", string>;
 /** The tokens at positions of a text. */
 type TextOf = Record<Side, (position: number) => string>;
 /** A head of a table that is saved. */

@@ -44,6 +44,7 @@ type Pairs = Record<string, { pair: number | null; agree: number | null }>;
 
 /** The fields of the page that belong to a link. */
 interface View extends HeadPlace {
+  text: number | null;
   batch: number;
   pool: Pool;
   variant: Variant;

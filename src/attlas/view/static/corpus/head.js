@@ -48,7 +48,7 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
   const plots = make("div", { class: "head-plots" });
   const textsElement = make("section", { class: "head-texts" });
   const loadingMessage = make("p", { class: "head-wait", role: "status" }, t("Reading …"));
-  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[corpusIndex]), make("span", {}, corpus.title), headSelect) : make("div", { class: "head-of" }, headSelect, make("span", {}, t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts)))), ...(kindLine ? [kindLine] : []), numbers, loadingMessage, plots, textsElement);
+  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[corpusIndex]), make("span", {}, corpus.title), headSelect) : make("div", { class: "head-of" }, headSelect, make("span", {}, t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts)))), ...(kindLine ? [kindLine] : []), loadingMessage, textsElement, numbers, plots);
 
   /**
    * @param {() => string} title
@@ -136,7 +136,7 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
   function addFigures() {
     addFigure(() => t("{0}, text by text", getMeasure().label), () => t("{0} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.", getMeasure().description), createSpreadDrawer(getMeasure), 220);
     addFigure(() => t("Distance to the key"), () => t("How far back the attention goes, in bins that double."), (width, height, look) => drawHistogram({ ...getAnswer().distance, width, height, look, linear: false, title: t("Distance (tokens)"), label: t("Attention by distance") }), 220);
-    addFigure(() => t("Peak of each text"), () => t("Largest weight in a text, outside of its first token. The texts below are sampled by it."), createSpreadDrawer(() => peakMeasure, [0, 1]), 220);
+    addFigure(() => t("Peak of each text"), () => t("Largest weight in a text, outside of its first token. The texts above are sampled by it."), createSpreadDrawer(() => peakMeasure, [0, 1]), 220);
     addFigure(() => t("Tokens that look"), () => t("Queries by the attention that they give to their 8 favourites."), createBarsDrawer("query"), 0);
     addFigure(() => t("Favourite tokens"), () => t("Keys by the attention that they get as one of the 8 favourites."), createBarsDrawer("key"), 0);
     addFigure(() => t("Tokens that are looked at"), () => t("Keys by all the attention that they get, the first token of each text aside."), createBarsDrawer("key_mass"), 0);

@@ -329,8 +329,8 @@ export function createPackedTransport(data) {
 
   // The file holds thumbnails of more heads than the packed ones.
   /** @param {Params} params */
-  function findThumbnail({ entry, head, variant, pool }) {
-    if (variant !== data.state.variant || pool !== data.state.pool) throw createMissingError(t("thumbnails of this kind"));
+  function findThumbnail({ entry, head, variant }) {
+    if (variant !== data.state.variant) throw createMissingError(t("thumbnails of this kind"));
     return `${entry}:${head}`;
   }
 

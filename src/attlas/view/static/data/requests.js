@@ -1,6 +1,6 @@
 // One queue for all requests of a page: few at a time, ordered by rank and distance, cancelled when not needed.
 
-import { TransportError } from "./transport.js";
+import { GONE, TransportError } from "./transport.js";
 import { t } from "../words/words.js";
 
 const MAX_REQUESTS = 6; // connections of a browser to one HTTP/1.1 server
@@ -46,7 +46,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
   const waiting = new Set();
   /** @type {Set<QueuedRequest>} */
   const inFlight = new Set();
-  /** @type {Set<(text: string | null) => void>} */
+  /** @type {Set<(text: string | null, isGone: boolean) => void>} */
   const listeners = new Set();
   /** @type {Set<QueuedRequest>} */
   const retrying = new Set(); // waiting for a retry
@@ -54,7 +54,9 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
   let unreachable = false; // whether the last request got no answer
   let closed = false;
 
-  const reportTrouble = (/** @type {string | null} */ text) => listeners.forEach((listener) => listener(text));
+  const reportTrouble = (/** @type {string | null} */ text, isGone = false) => listeners.forEach((listener) => listener(text, isGone));
+  // Nobody answers, or somebody who does not know this page: the viewer was closed.
+  const isGone = (/** @type {import("./transport.js").TransportError} */ { status }) => status === 0 || status === GONE;
   const isSlow = (/** @type {QueuedRequest} */ job) => job.rank >= RANK.thumbnail;
 
   function chooseNext() {
@@ -100,7 +102,12 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
       const gaveUp = !closed && !job.controller.signal.aborted && isRetryable(error);
       if (gaveUp) {
         unreachable = true;
-        reportTrouble(error.message);
+        reportTrouble(error.message, isGone(error));
+      } else if (!closed && error.status === GONE) {
+        unreachable = true;
+        reportTrouble(error.message, true);
+        settleJob(job, () => job.reject(error));
+        return;
       }
       handleRecovery(job, gaveUp);
       settleJob(job, () => job.reject(error));
@@ -108,7 +115,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     }
     if (!job.tries) failingCount += 1;
     job.tries += 1;
-    reportTrouble(t("{0}; trying again", error.message));
+    reportTrouble(t("{0}; trying again", error.message), isGone(error) && job.tries > 1);
     retrying.add(job);
     job.timer = setTimeout(() => {
       retrying.delete(job);
@@ -177,9 +184,10 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
   return {
     get,
     /**
-     * Call `listener(text | null)` when requests begin to fail, and when they no longer do.
+     * Call `listener(text | null, isGone)` when requests begin to fail, and when they no longer do. `isGone`: whether
+     * the viewer seems to be closed.
      *
-     * @param {(text: string | null) => void} listener
+     * @param {(text: string | null, isGone: boolean) => void} listener
      */
     trouble(listener) {
       listeners.add(listener);

@@ -10,6 +10,7 @@ export const PALETTES = ["depth", "viridis", "magma", "cividis", "grey"];
 /** What a page shows before anything is chosen. `row`, `column` and `zoom` are null until the map has been fitted. */
 /** @type {Readonly<Omit<State, "info"> & { info: null }>} */
 export const DEFAULTS = Object.freeze({
+  text: null, // null | the number of the text, where a model reads texts that are typed: 0 is the first recording
   entry: 0, // index in info.entries
   head: 0, // index in entry.heads, or "mean"
   batch: 0,
@@ -107,6 +108,7 @@ const textCodec = {
 // Name in the URL, and how the value is written and read there. Short names keep links short.
 /** @type {Fields<View>} */
 const FIELDS = {
+  text: ["txt", integerCodec],
   entry: ["e", integerCodec],
   head: ["h", headCodec],
   batch: ["b", integerCodec],
@@ -162,7 +164,7 @@ export function writeHash(state) {
  * @param {View} state
  */
 export function writeView(state) {
-  return writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });
+  return writeHash({ ...state, text: state.text || null, panel: "", tour: null, theme: "auto", language: null, aside: "both" });
 }
 
 /**
@@ -191,9 +193,25 @@ export function readHash(text) {
  * @returns {Partial<View>}
  */
 export function readView(hash) {
-  const unchanged = ["row", "column", "zoom", "theme", "aside", "language"];
+  const unchanged = ["text", "row", "column", "zoom", "theme", "aside", "language"];
   const fields = FIELD_NAMES.filter((field) => !unchanged.includes(field));
   return { ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...readHash(hash) };
+}
+
+/**
+ * The fields that a link sets in an open page: those of its bookmark where it names one. A link that is typed, with a place
+ * and no head, leaves the head alone; one that was copied has the zoom too, and leaves out a head that is the first.
+ *
+ * @param {string} hash
+ * @param {Pick<State, "info" | "entry" | "head">} state
+ * @returns {Partial<View>}
+ */
+export function readLink(hash, { info, entry, head }) {
+  const fields = readHash(hash);
+  const bookmark = info?.bookmarks?.[fields.tour ?? -1];
+  if (bookmark) return { ...readView(bookmark.at), ...fields };
+  const namesHead = ["entry", "head", "zoom"].some((field) => field in fields);
+  return { ...readView(hash), ...(namesHead ? {} : { entry, head }) };
 }
 
 /**
@@ -283,12 +301,14 @@ export function createStore(initial = {}, defaults = DEFAULTS) {
 }
 
 /**
- * Keep the URL hash and the store in step; `replaceState`, so that Back still leaves the page.
+ * Keep the URL hash and the store in step; `replaceState`, so that Back leaves the page, or goes to the text before.
+ * `reopen` builds the page again on another text.
  *
  * @param {Store} store
  * @param {LinkWindow} [view]
+ * @param {Reopen} [reopen]
  */
-export function bindHash(store, view = window) {
+export function bindHash(store, view = window, reopen) {
   let timer = 0;
   const write = () => {
     const hash = writeHash(store.state);
@@ -299,14 +319,19 @@ export function bindHash(store, view = window) {
     timer = setTimeout(write, 150);
   };
   const restore = () => {
-    store.set(readView(view.location.hash));
+    const fields = readLink(view.location.hash, store.state);
+    if (reopen && (fields.text ?? store.state.text) !== store.state.text) {
+      detach();
+      reopen({ ...store.state, ...fields }, false);
+    } else store.set(fields);
   };
   const unsubscribe = store.on(FIELD_NAMES, scheduleWrite);
-  view.addEventListener("hashchange", restore);
-  scheduleWrite();
-  return () => {
+  const detach = () => {
     unsubscribe();
     clearTimeout(timer);
     view.removeEventListener("hashchange", restore);
   };
+  view.addEventListener("hashchange", restore);
+  scheduleWrite();
+  return detach;
 }

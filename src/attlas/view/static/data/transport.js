@@ -12,6 +12,12 @@ export class TransportError extends Error {
   }
 }
 
+/** The status of a request to a server that knows no such page: another viewer is at the address now. */
+export const GONE = 410;
+// Each answer of the viewer says how far it is; what is not found because nobody knows the page does not.
+/** @param {Response} response */
+const knowsPage = (response) => response.status !== 404 || response.headers.has("Attlas-Progress");
+
 /**
  * Answers over HTTP from `<base>api/<name>?key=value`.
  *
@@ -60,7 +66,7 @@ export function createHttpTransport(base = "./") {
      */
     async get(name, params = {}, { signal } = {}) {
       const response = await request(name, params, signal);
-      if (!response.ok) throw new TransportError(response.status, await readReason(response));
+      if (!response.ok) throw new TransportError(knowsPage(response) ? response.status : GONE, await readReason(response));
       /** @type {AnswerFacts & Partial<JsonAnswer<{ key: string }> & BinaryAnswer>} */
       const answer = {
         progress: Number(response.headers.get("Attlas-Progress") ?? 1),

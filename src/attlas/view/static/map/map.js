@@ -13,7 +13,7 @@ import { makePalette, readLook } from "./look.js";
 import { createPainter, getTrackNames } from "./painter.js";
 import { createPointing } from "./pointing.js";
 import { formatInteger } from "../data/numbers.js";
-import { computeBox, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
+import { computeBox, computeWhole, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX, getPlace } from "../data/state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
@@ -76,8 +76,8 @@ function createTools(element, map) {
     return element;
   };
   const zoomInButton = createButton("+", t("Zoom in  +"), () => map.zoomBy(1));
-  const zoom = make("div", {}, createButton("−", t("Zoom out  −"), () => map.zoomBy(-1)), zoomInButton);
-  const placeButtons = make("div", {}, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
+  const zoom = make("div", { class: "moves" }, createButton("−", t("Zoom out  −"), () => map.zoomBy(-1)), zoomInButton);
+  const placeButtons = make("div", { class: "moves" }, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
   element.append(placeButtons, zoom);
   return {
     show(/** @type {boolean} */ isClosest, /** @type {number} */ side) {
@@ -233,15 +233,25 @@ export function createMap(element, { store, transport, texts, announce, uid, too
 
   // ---- size, theme, state
 
-  function resize() {
-    const [width, height] = [stage.clientWidth, stage.clientHeight];
+  /**
+   * Give the canvases the pixels that the screen has there, so that none is resampled. Where a side of the stage is no
+   * whole number of pixels, the browser says how it rounds; where it does not, the canvases are a little smaller.
+   *
+   * @param {ResizeObserverSize} [pixels]
+   */
+  function resize(pixels) {
     const dpr = window.devicePixelRatio || 1;
-    if (!width || !height || (width === size.width && height === size.height && dpr === size.dpr)) return;
+    const box = stage.getBoundingClientRect();
+    const isKnown = pixels !== undefined && Math.abs(pixels.inlineSize - dpr * box.width) < 1 && Math.abs(pixels.blockSize - dpr * box.height) < 1;
+    const [across, down] = isKnown ? [pixels.inlineSize, pixels.blockSize] : [box.width, box.height].map((side) => Math.floor(dpr * side + 0.01));
+    const [width, height] = [across / dpr, down / dpr];
+    if (!across || !down || (width === size.width && height === size.height && dpr === size.dpr)) return;
     const wasFitted = store.state.zoom !== null && size.width > 1 && isFitted();
     Object.assign(size, { width, height, dpr });
     for (const canvas of [base, overlay]) {
-      canvas.width = Math.round(width * dpr);
-      canvas.height = Math.round(height * dpr);
+      canvas.width = across;
+      canvas.height = down;
+      Object.assign(canvas.style, isKnown ? { width: "", height: "", imageRendering: "" } : { width: `${width}px`, height: `${height}px`, imageRendering: "pixelated" });
     }
     overlayEmpty = false;
     if (store.state.zoom === null || wasFitted) store.set(computeFitted());
@@ -264,6 +274,17 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     density = window.matchMedia(`(resolution: ${window.devicePixelRatio || 1}dppx)`);
     density.addEventListener("change", watchDensity);
     resize();
+    watchSize();
+  }
+
+  // An observation that begins reports at once; Safari counts no pixels of the screen.
+  function watchSize() {
+    resizeObserver.disconnect();
+    try {
+      resizeObserver.observe(stage, { box: "device-pixel-content-box" });
+    } catch {
+      resizeObserver.observe(stage);
+    }
   }
 
   function describe() {
@@ -363,7 +384,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
           const { missing } = paint.draw(dense, options);
           if (missing < left) [left, since] = [missing, performance.now()];
-          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, grain: describeGrain(dense), box: computeBox(dense) };
+          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, grain: describeGrain(dense), box: computeBox(dense), ...computeWhole(dense, store.state.pin) };
           exportScene = dense;
           invalidate();
           await new Promise((done) => setTimeout(done, 100));
@@ -386,7 +407,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   };
 
   const tools = createTools(toolsElement, map);
-  const resizeObserver = new ResizeObserver(resize);
+  const resizeObserver = new ResizeObserver(([{ devicePixelContentBoxSize: pixels }]) => resize(pixels?.[0]));
   const handleBlur = () => pointing.setKeyboard(false);
   /** @type {(() => void)[]} */
   const cleanups = [
@@ -399,7 +420,6 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     () => overlay.removeEventListener("blur", handleBlur),
   ];
   overlay.addEventListener("blur", handleBlur);
-  resizeObserver.observe(stage);
   matrixShape = `${getEntry().m} x ${getEntry().n}`;
   watchDensity();
   if (store.state.zoom !== null) camera.hold();

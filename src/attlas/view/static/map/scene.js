@@ -11,6 +11,9 @@ import { t } from "../words/words.js";
 
 const TICK_ROOM = 14; // CSS pixels that the number of the last tick reaches over the edge
 
+const LARGE_CELL = 8; // CSS pixels from which a cut cell is seen as such
+const LEAST_RING = 9; // CSS pixels of the ring about a cell, at least
+
 /**
  * Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen.
  *
@@ -210,6 +213,28 @@ export function getRegion(scene) {
  */
 export function needsPass(info, level) {
   return level > (info.on_demand_level ?? 4);
+}
+
+/**
+ * The same without the cells that the window cuts at the right and below, where cells are large; and the pinned cell.
+ *
+ * @param {Scene} scene
+ * @param {Cell | null} pin
+ * @returns {{ whole: Box, ring: Box | null }}
+ */
+export function computeWhole(scene, pin) {
+  const whole = computeBox(scene);
+  const { panes: [pane], scale } = scene;
+  if (scene.panes.length === 1 && scale >= LARGE_CELL) {
+    const [column, row] = [Math.floor(pane.column(pane.right) + 1e-3), Math.floor(pane.row(pane.bottom) + 1e-3)];
+    if (column < pane.region.c1) whole.w = pane.X(column) - whole.x;
+    if (row < pane.region.r1) whole.h = pane.Y(row) - whole.y;
+  }
+  if (!pin) return { whole, ring: null };
+  const side = Math.max(scale, LEAST_RING);
+  const [x, y] = [pane.X(pin.j + 0.5) - side / 2, pane.Y(pin.i + 0.5) - side / 2];
+  const isInside = x >= pane.left && y >= pane.top && x + side <= whole.x + whole.w + 1 && y + side <= whole.y + whole.h + 1;
+  return { whole, ring: isInside ? { x, y, w: side, h: side } : null };
 }
 
 /**

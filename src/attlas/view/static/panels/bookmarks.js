@@ -50,7 +50,7 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   }
   async function sendBookmarks() {
     try {
-      const answer = await transport.send?.("bookmarks", { bookmarks: list, before: saved });
+      const answer = await transport.send?.("bookmarks", { bookmarks: list, before: saved, v: store.state.info.key });
       saved = answer?.json.bookmarks ?? saved;
       message.textContent = store.state.info.keeps ? t("Kept with the recording.") : t("Kept until the viewer is closed, and in pages that are exported.");
     } catch (error) {

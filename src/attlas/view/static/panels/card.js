@@ -12,8 +12,9 @@ const TEXT = 470; // width of the text column in pixels
  * @param {{ headline: string, sentence: string, onText: string }} description
  * @param {string} title
  * @param {PictureStyle} style
+ * @param {string} address
  */
-export function drawCard({ canvas: source, width, box }, { headline, sentence, onText }, title, style) {
+export function drawCard({ canvas: source, width, whole: box, ring }, { headline, sentence, onText }, title, style, address) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [WIDTH, HEIGHT];
   const ctx = getContext(canvas);
@@ -29,11 +30,23 @@ export function drawCard({ canvas: source, width, box }, { headline, sentence, o
   ctx.fillStyle = style.ink;
   ctx.font = `600 24px ${style.sans}`;
   ctx.fillText("attlas", EDGE, HEIGHT - EDGE);
+  if (address) {
+    const start = EDGE + ctx.measureText("attlas ").width + 8;
+    ctx.font = `20px ${style.sans}`;
+    ctx.fillStyle = style.soft;
+    ctx.fillText(address.replace("https://", ""), start, HEIGHT - EDGE, TEXT - (start - EDGE));
+  }
   const area = { x: EDGE + TEXT + 40, y: 36, w: WIDTH - EDGE - TEXT - 40 - 36, h: HEIGHT - 72 };
   const scale = Math.min(area.w / box.w, area.h / box.h);
   const [ratio, across, down] = [source.width / width, scale * box.w, scale * box.h];
   ctx.imageSmoothingQuality = "high";
   ctx.drawImage(source, ratio * box.x, ratio * box.y, ratio * box.w, ratio * box.h, area.x + (area.w - across) / 2, area.y + (area.h - down) / 2, across, down);
+  if (ring) {
+    ctx.strokeStyle = style.accent;
+    ctx.lineWidth = 3;
+    const [left, top] = [area.x + (area.w - across) / 2 + scale * (ring.x - box.x), area.y + (area.h - down) / 2 + scale * (ring.y - box.y)];
+    ctx.strokeRect(left - 1.5, top - 1.5, scale * ring.w + 3, scale * ring.h + 3);
+  }
   return canvas;
 }
 

@@ -190,3 +190,55 @@ export function createLanguageButton(store) {
   });
   return button;
 }
+
+/**
+ * A link to the project behind a text, where its address is known.
+ *
+ * @param {{ project?: string | null }} info
+ * @returns {(Node | string)[]}
+ */
+export function createProjectLink({ project }) {
+  return project ? [" ", make("a", { href: project, rel: "noreferrer" }, t("Made with attlas: {0}", project.replace("https://", "")))] : [];
+}
+
+/**
+ * Make a row of buttons one stop of the keyboard: arrows, Home and End go from one to the next. What buttons open below
+ * them has stops of its own. Returns the function that ends this.
+ *
+ * @param {HTMLElement} element
+ * @param {string} label
+ */
+export function createToolbar(element, label) {
+  element.setAttribute("role", "toolbar");
+  element.setAttribute("aria-label", label);
+  const listButtons = () => [...element.querySelectorAll("button")].filter((button) => !button.closest("[role=group], dialog"));
+  const listVisible = () => listButtons().filter((button) => !button.disabled && button.checkVisibility());
+  const setStop = (/** @type {HTMLButtonElement | undefined} */ stop) => listButtons().forEach((button) => (button.tabIndex = button === stop ? 0 : -1));
+  // A window that becomes narrower hides buttons, and with them the stop.
+  const keepStop = () => {
+    const visible = listVisible();
+    setStop(visible.find((button) => button.tabIndex === 0) ?? visible[0]);
+  };
+  const handleFocus = (/** @type {FocusEvent} */ { target }) => {
+    if (listButtons().includes(/** @type {HTMLButtonElement} */ (target))) setStop(/** @type {HTMLButtonElement} */ (target));
+  };
+  const handleKey = (/** @type {KeyboardEvent} */ event) => {
+    const visible = listVisible();
+    const index = visible.indexOf(/** @type {HTMLButtonElement} */ (event.target));
+    const next = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: visible.length - 1 }[event.key];
+    if (index < 0 || next === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    visible[(next + visible.length) % visible.length].focus();
+  };
+  element.addEventListener("focusin", handleFocus);
+  element.addEventListener("keydown", handleKey);
+  const resizeObserver = new ResizeObserver(keepStop);
+  resizeObserver.observe(element);
+  keepStop();
+  return () => {
+    resizeObserver.disconnect();
+    element.removeEventListener("focusin", handleFocus);
+    element.removeEventListener("keydown", handleKey);
+  };
+}

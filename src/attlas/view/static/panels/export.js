@@ -38,7 +38,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
 
   /** @type {Omit<ExportKind, "says" | "button">[]} */
   const offers = [
-    { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.") },
+    { name: "link", title: t("Copy link"), run: copyLink, words: () => (store.state.info.held ? t("This view of this file: head, place, zoom, colours, pin.") : t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.")) },
     { name: "png", title: t("Picture"), run: savePicture, words: () => t("The map as it is shown, with axes, colour bar and a caption, as chosen below.") },
     { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: describeVector },
@@ -86,6 +86,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   }
   function describePage() {
     const { state } = store;
+    if (state.info.held) return t("This file again; it opens at what is shown now.");
     const heads = listPackedHeads(state);
     const names = heads.map((each) => getHeadMark(state.info, each.entry, each.head)).join(t(" and "));
     return t("One HTML file with head {0}, tokens, tracks and bookmarks. The page says what is not in it.", names);
@@ -161,7 +162,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   };
   function readStyles() {
     const styles = getComputedStyle(root);
-    const names = ["card", "ink", "soft", "line", "land", "sans"];
+    const names = ["card", "ink", "soft", "line", "land", "accent", "sans"];
     return /** @type {PictureStyle} */ (Object.fromEntries(names.map((name) => [name, styles.getPropertyValue(`--${name}`).trim()])));
   }
   /**
@@ -209,7 +210,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const { state } = store;
     const { info } = state;
     const title = [info.title, info.model].filter((part, at, all) => part && !all.slice(0, at).some((before) => before.includes(part))).join(" · ");
-    const canvas = drawCard(await map.picture(2, signal), describeHead(state), title, readStyles());
+    const canvas = drawCard(await map.picture(2, signal), describeHead(state), title, readStyles(), info.project ?? "");
     download(createFileName("card.png"), await encodePng(canvas));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }

@@ -70,6 +70,9 @@ function arrange(rows, { order, column }, { kind, within }) {
   });
 }
 
+const THUMB_STEP = 62; // CSS pixels of a thumbnail with its words, and the gap
+const LEAST_THUMB = 12; // CSS pixels of a thumbnail without words
+
 /**
  * @param {HTMLElement} element
  * @param {PageContext} context
@@ -327,6 +330,9 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     kind.set(now);
     kind.element.hidden = !options.length;
   }
+  const countHeads = () => Math.max(1, ...(store.state.info?.entries ?? []).map((entry) => entry.heads.length));
+  // Whether the enlarged heads stand one layer a row, without words: where they would break a layer into several rows.
+  const isCompact = () => store.state.aside === "grid" && getSort().order === "=" && countHeads() * THUMB_STEP > grid.clientWidth;
   let layoutKey = "";
   /**
    * @param {ShownHead[]} visible
@@ -337,19 +343,22 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const { info } = store.state;
     const cellsKept = visible.map((row) => row.cell);
     const inLayers = sortOrder === "=";
-    const signature = `${inLayers}|${cellsKept.map((cell) => cell.key).join()}|${writeFilter(filter) === ""}`;
+    const compact = isCompact();
+    grid.classList.toggle("compact", compact);
+    const signature = `${inLayers}|${compact}|${cellsKept.map((cell) => cell.key).join()}|${writeFilter(filter) === ""}`;
     if (signature === layoutKey) return;
     layoutKey = signature;
     const active = /** @type {HTMLElement | null} */ (document.activeElement);
     const focused = grid.contains(active) ? active : null;
     const parts = [];
     shownKeys = [];
+    if (compact) parts.push(make("span", { class: "layer-name" }, t("head")), make("div", { class: "thumbs head-numbers", "aria-hidden": "true" }, ...Array.from({ length: countHeads() }, (_, number) => make("span", {}, String(number)))));
     if (inLayers) {
       for (const [entry, members] of groupByEntry(cellsKept)) {
         const mean = cells.get(`${entry}:mean`);
         const title = make("span", { class: "layer-name" }, getLayerName(info, entry));
-        parts.push(make("div", { class: "layer" }, title, mean && mean.button), make("div", { class: "thumbs" }, ...members.map((cell) => cell.button)));
-        if (mean) shownKeys.push(mean.key);
+        parts.push(make("div", { class: "layer" }, title, compact ? null : mean && mean.button), make("div", { class: "thumbs" }, ...members.map((cell) => cell.button)));
+        if (mean && !compact) shownKeys.push(mean.key);
         shownKeys.push(...members.map((cell) => cell.key));
       }
     } else {
@@ -375,15 +384,29 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   function fitColumns() {
     const { info } = store.state;
     const width = grid.clientWidth;
-    if (!info || !width) return;
+    if (!info || !width) return undefined;
+    if (isCompact() !== grid.classList.contains("compact")) return render();
+    if (isCompact()) return fitCompact();
     const heads = getSort().order === "=" ? Math.max(...info.entries.map((entry) => entry.heads.length)) : cells.size;
-    const maxColumns = Math.max(1, Math.min(heads, Math.floor((width + 6) / 62)));
+    const maxColumns = Math.max(1, Math.min(heads, Math.floor((width + 6) / THUMB_STEP)));
     let best = maxColumns;
     for (let columns = maxColumns; columns >= Math.max(1, Math.ceil(maxColumns * 0.6)); columns--) {
       if (Math.ceil(heads / columns) * columns < Math.ceil(heads / best) * best) best = columns;
     }
     grid.style.setProperty("--columns", String(best));
     thumbs.resize(Math.min(store.state.aside === "grid" ? 168 : 112, width / best) * Math.min(2, window.devicePixelRatio || 1));
+    return undefined;
+  }
+  // The side of the pictures of all layers and heads, so that they fill the window and none is out of it.
+  function fitCompact() {
+    const layers = grid.querySelectorAll(".layer").length + 1;
+    const names = Math.max(...[...grid.querySelectorAll(".layer-name")].map((name) => name.scrollWidth));
+    const [across, down] = [(grid.clientWidth - names - 52) / countHeads(), (element.clientHeight - 30) / layers];
+    const side = Math.max(LEAST_THUMB, Math.floor(Math.min(across, down)) - 2);
+    grid.style.setProperty("--columns", String(countHeads()));
+    grid.style.setProperty("--side", `${side}px`);
+    thumbs.resize(side * Math.min(2, window.devicePixelRatio || 1));
+    return undefined;
   }
   function updateFootnote() {
     const sampled = [...cells.values()].filter((cell) => cell.sampled).length;
@@ -428,7 +451,10 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       refresh();
     }),
     store.on(["sort", "filter", "pairs"], render),
-    store.on(["aside"], showWide),
+    store.on(["aside"], () => {
+      showWide();
+      fitColumns();
+    }),
     store.on(["entry", "head", "second", "batch"], () => {
       for (const cell of cells.values()) updateLabel(cell);
       batch.value = String(store.state.batch);
@@ -490,5 +516,6 @@ function formatShort(value) {
   if (size >= 100) return value.toFixed(0);
   if (size >= 10) return value.toFixed(1);
   if (size >= 0.01 || value === 0) return value.toFixed(2);
-  return size < 0.0005 ? "≈ 0" : value.toFixed(3);
+  if (size < 1e-99) return "≈ 0";
+  return size < 0.0005 ? value.toExponential(0).replace("-", "−") : value.toFixed(3);
 }

@@ -12,7 +12,9 @@ export function formatPython({ info, entry, head, batch, pool, colour }, { r0, r
   const entryInfo = info.entries[entry];
   const isWhole = r0 === 0 && c0 === 0 && r1 === entryInfo.m && c1 === entryInfo.n;
   const isRecorded = entryInfo.name !== "matrix";
-  const folder = JSON.stringify(entryInfo.recording || info.folder || "run.atlas");
+  // The name alone: a path of this machine is of no use to others, and says who its user is.
+  const path = entryInfo.recording || info.folder || "run.atlas";
+  const folder = JSON.stringify(path.split(/[\\/]/).pop());
   const key = `${JSON.stringify(entryInfo.name)}, ${entryInfo.call ?? 0}`;
   const lines = isRecorded ? ["import attlas", "", `atlas = attlas.load(${folder})`, `A = atlas[${key}]`] : ["# A is the matrix that the viewer shows"];
   const selection = isRecorded || entryInfo.heads.length > 1 || entryInfo.batch > 1 ? `A[${batch}, ${head}]` : "A";

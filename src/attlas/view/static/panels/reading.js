@@ -25,6 +25,9 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   const [facts, rebuild] = [reading, reopen];
   let timer = 0;
   let destroyed = false;
+  let isAsked = false; // whether this page waits for a text of its own
+  let isContinued = false; // whether that is the shown text with more tokens
+  const lastBefore = facts.last;
   const textArea = make("textarea", { rows: 3, maxLength: facts.characters, spellcheck: false, value: draft ?? facts.text, placeholder: t("Type a text: {0} reads it.", facts.model), "aria-label": t("Your text"), "data-keep": "text" });
   const createButton = (/** @type {string} */ text, /** @type {string} */ title, /** @type {() => void} */ onClick, /** @type {string} */ keep) => {
     const element = make("button", { type: "button", class: "toggle", title, "data-keep": keep }, text);
@@ -40,6 +43,8 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   textArea.setAttribute("aria-describedby", message.id);
   element.replaceChildren(textArea, make("div", { class: "reading-buttons" }, readButton, nextButton, manyButton, stopButton, progressBar), message);
 
+  // Loading takes long: it begins when the user begins.
+  textArea.addEventListener("focus", () => postRead({ load: true }), { once: true });
   textArea.addEventListener("input", () => {
     draft = textArea.value;
     message.textContent = "";
@@ -57,7 +62,7 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
     for (const each of [readButton, nextButton, manyButton]) each.setAttribute("aria-disabled", String(on));
     stopButton.hidden = progressBar.hidden = !on;
   };
-  /** @param {{ text: string | null, more: number } | { stop: true }} content */
+  /** @param {{ text: string | null, more: number, of: number } | { load: true } | { stop: true }} content */
   async function postRead(content) {
     try {
       await transport.send?.("read", content);
@@ -71,9 +76,11 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   async function requestReading(more) {
     if (!stopButton.hidden) return undefined;
     const isNew = textArea.value !== facts.text && textArea.value.trim() !== "";
+    isAsked = true;
     if (!isNew && !more) return showMessage(textArea.value.trim() ? t("This text is read already.") : t("Type a text first."));
+    isContinued = !isNew;
     showMessage("");
-    if (!(await postRead({ text: isNew ? textArea.value : null, more }))) return undefined;
+    if (!(await postRead({ text: isNew ? textArea.value : null, more, of: facts.number }))) return undefined;
     draft = null;
     return pollStatus();
   }
@@ -81,14 +88,15 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
     clearTimeout(timer);
     let status;
     try {
-      status = (await transport.get("reading")).json;
+      status = (await transport.get("reading", { text: facts.number })).json;
     } catch (error) {
       return showMessage(`${error.message}.`);
     }
     if (destroyed) return undefined;
-    if (status.key !== info.key) {
+    const hasGrown = status.key !== info.key;
+    if (hasGrown || (isAsked && status.last !== lastBefore)) {
       destroyed = true;
-      return rebuild(store.state, Boolean(facts.text) && status.text.startsWith(facts.text));
+      return rebuild({ ...store.state, text: hasGrown ? facts.number : status.last }, hasGrown || isContinued);
     }
     const { doing, done, total, error } = status;
     setBusy(Boolean(doing));

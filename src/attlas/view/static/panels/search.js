@@ -2,6 +2,7 @@
 
 import { debounce, make } from "./elements.js";
 import { isBeyondDiagonal, clamp } from "../map/geometry.js";
+import { fetchStrongest } from "../data/strongest.js";
 import { formatInteger } from "../data/numbers.js";
 import { isEqual, getPlace } from "../data/state.js";
 import { t } from "../words/words.js";
@@ -108,8 +109,8 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     publish();
   };
 
-  // The cell that shows a match: in the row or column that the user has pinned, if the mask allows it. Else the cell
-  // of the token itself, which is then pinned.
+  // The cell that shows a match: in the row or column that the user has pinned, if the mask allows it. Else that of the
+  // largest weight of the token, which is then pinned.
   const chooseCell = (/** @type {Match} */ [start, stop, side]) => {
     const { info, entry, pin, by, row: centreRow, column: centreColumn } = store.state;
     const entryInfo = info.entries[entry];
@@ -119,28 +120,39 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     const column = clamp(position - firstKey, 0, n - 1);
     if (entryInfo.kind === "cross") {
       const { i, j } = pin ?? { i: clamp(Math.floor(centreRow ?? 0), 0, m - 1), j: clamp(Math.floor(centreColumn ?? 0), 0, n - 1) };
-      return { cell: side === "query" ? { i: row, j } : { i, j: column }, isTokenCell: pin === null || isEqual(pin, ownPin) };
+      const isTokenCell = pin === null || isEqual(pin, ownPin);
+      return { cell: side === "query" ? { i: row, j } : { i, j: column }, isTokenCell, by: side };
     }
     if (pin !== null && !isEqual(pin, ownPin)) {
       const cell = by === "key" ? { i: row, j: pin.j } : { i: pin.i, j: column };
-      if (!isBeyondDiagonal(entryInfo, cell.i + 1, cell.j)) return { cell, isTokenCell: false };
+      if (!isBeyondDiagonal(entryInfo, cell.i + 1, cell.j)) return { cell, isTokenCell: false, by };
     }
-    return { cell: { i: row, j: column }, isTokenCell: true };
+    return { cell: { i: row, j: column }, isTokenCell: true, by };
   };
-  const showMatch = () => {
-    const { cell, isTokenCell } = chooseCell(matches[index]);
-    const { info, entry } = store.state;
-    const { c0, c1, scale } = map.view();
-    const zoom = Math.max(getPlace(store.state).zoom, MATCH_ZOOM);
-    // In a causal map the keys of a query are at the left of the diagonal.
-    const leftShift = isTokenCell && info.entries[entry].causal ? Math.min(cell.j, (0.3 * (c1 - c0) * scale) / 2 ** zoom) : 0;
-    map.centre(cell.i, cell.j - leftShift, { zoom });
+  /**
+   * The weights of the row or column of a token.
+   *
+   * @param {Side} by
+   * @param {AbortSignal | undefined} signal
+   * @returns {(place: Cell) => Promise<{ weights: Float32Array }>}
+   */
+  const createFetch = (by, signal) => async ({ i, j }) => {
+    const { entry, head, batch, variant } = store.state;
+    const { buffer } = await transport.get(by === "query" ? "row" : "column", { entry, head, batch, variant, ...(by === "query" ? { i } : { j }) }, { signal });
+    return { weights: new Float32Array(buffer) };
+  };
+  async function showMatch() {
+    const match = matches[index];
+    const { cell: place, isTokenCell, by } = chooseCell(match);
+    const cell = isTokenCell ? await fetchStrongest(createFetch(by, controller?.signal), by, place) : place;
+    if (matches[index] !== match) return; // another one was asked for meanwhile
+    map.centre(cell.i, cell.j, { zoom: Math.max(getPlace(store.state).zoom, MATCH_ZOOM) });
     if (isTokenCell) ownPin = cell;
     store.set({ ...(isTokenCell ? { pin: cell } : {}), hover: cell, reading: null, searchResult: { matches, index } });
     const shown = t("{0} of {1}{2}", formatInteger(index + 1), formatInteger(total), total > matches.length ? t(" (the first {0})", formatInteger(matches.length)) : "");
     showResult(shown);
-    announce(t("Match {0}, position {1}", shown, formatInteger(matches[index][0])));
-  };
+    announce(t("Match {0}, position {1}", shown, formatInteger(match[0])));
+  }
   const goTo = (/** @type {number} */ by) => {
     if (!matches.length) return;
     index = (index + by + matches.length) % matches.length;

@@ -3,7 +3,7 @@
 import { listHeads } from "../data/state.js";
 import { connectThemeButton } from "../map/look.js";
 import { createLogo } from "./figure.js";
-import { make } from "./elements.js";
+import { createToolbar, make } from "./elements.js";
 import { getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { t } from "../words/words.js";
@@ -22,6 +22,7 @@ export function createShell(root, uid) {
    */
   const createSlot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
   const title = make("h1", { class: "title" });
+  const text = make("select", { class: "pick-text", "aria-label": t("Text that was read"), "data-keep": "pick-text", hidden: true });
   const layer = make("select", { class: "pick-layer", "aria-label": t("Layer") });
   const head = make("select", { class: "pick-head", "aria-label": t("Head") });
   const batch = make("select", { class: "pick-batch", "aria-label": t("Text of the batch"), hidden: true });
@@ -59,7 +60,15 @@ export function createShell(root, uid) {
   const picker = make("div", { class: "head-picker" }, previousButton, layer, head, batch, nextButton);
   const tools = make("div", { class: "tools" }, slots.compare, slots.export, headsButton, textButton, slots.bookmarks, theme, slots.help);
   const brand = make("div", { class: "brand" }, createLogo(), make("span", { class: "brand-name" }, "attlas"));
-  const header = make("header", { class: "top" }, brand, title, picker, slots.search, tools);
+  // The page of a text of a corpus has that of the corpus above it.
+  const isOfCorpus = /\/text\/\d+\/$/.test(window.location.pathname);
+  const back = make("a", { class: "back", href: "../../", hidden: !isOfCorpus }, t("‹ corpus"));
+  back.addEventListener("click", (event) => {
+    if (window.history.length < 2) return;
+    event.preventDefault();
+    window.history.back(); // to the head of the corpus that led here
+  });
+  const header = make("header", { class: "top" }, brand, back, title, text, picker, slots.search, tools);
   const middle = make("div", { class: "middle" }, slots.tour, make("div", { class: "middle-head" }, slots.says, slots.tools), slots.map);
   const body = make("div", { class: "body" }, slots.heads, middle, textPane, scrim);
   const footer = make("footer", { class: "foot" }, slots.colourbar, slots.status);
@@ -74,12 +83,18 @@ export function createShell(root, uid) {
     cleanups.push(() => element.removeEventListener(event, run));
   };
 
-  /** @param {Pick<PageContext, "store">} context */
-  function connect({ store }) {
+  /** @param {Pick<PageContext, "store" | "reopen">} context */
+  function connect({ store, reopen }) {
     const { info } = store.state;
     notice.remove();
     title.textContent = info.title;
     title.title = [info.title, info.model].filter(Boolean).join(" · ");
+    const readTexts = info.reading?.texts ?? [];
+    text.replaceChildren(...readTexts.map((each) => make("option", { value: String(each.number) }, each.name)));
+    text.value = String(store.state.text);
+    text.hidden = readTexts.length < 2;
+    title.classList.toggle("unseen", !text.hidden); // the list says it
+    listen(text, "change", () => reopen?.({ ...store.state, text: Number(text.value) }, false));
     const formatLayerName = (/** @type {Entry} */ entry) => getLayerName(info, info.entries.indexOf(entry));
     const listHeldHeads = (/** @type {number} */ index) => listHeads(info.entries[index]).filter((each) => holdsHead(info, index, each));
     const getMissingAttributes = (/** @type {number} */ index, /** @type {HeadIndex} */ each) => (holdsHead(info, index, each) ? {} : { disabled: true, title: t("not in this file") });
@@ -111,6 +126,7 @@ export function createShell(root, uid) {
     };
     const showPanes = (/** @type {State} */ state) => {
       const { panel, aside } = state;
+      root.dataset.view = state.view;
       root.dataset.aside = aside;
       root.dataset.panel = panel;
       scrim.hidden = panel !== "heads" && panel !== "text";
@@ -121,8 +137,9 @@ export function createShell(root, uid) {
     };
     showHead(store.state);
     showPanes(store.state);
+    queueMicrotask(() => cleanups.push(createToolbar(tools, t("Tools")))); // once the panels have put their buttons there
     cleanups.push(store.on(["entry", "head", "batch"], showHead));
-    cleanups.push(store.on(["panel", "aside"], showPanes));
+    cleanups.push(store.on(["panel", "aside", "view"], showPanes));
     cleanups.push(connectThemeButton(theme, store));
     const resizeObserver = new ResizeObserver(() => showPanes(store.state));
     resizeObserver.observe(root);

@@ -1,10 +1,15 @@
 // The status line: what a pixel shows, the progress of computations, and errors.
 
 import { make } from "./elements.js";
+import { formatComeback } from "../data/comeback.js";
 import { formatInteger } from "../data/numbers.js";
+import { writeView } from "../data/state.js";
 import { describeVariant, isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
+// What stays as it was drawn last while nobody answers, so that the page does not mix two heads.
+/** @type {(keyof State)[]} */
+const FROZEN_FIELDS = ["entry", "head", "batch", "variant", "second", "compare", "pin"];
 const FIRST_POLL = 300; // ms after which a computation that has begun is seen,
 const POLL_INTERVAL = 1300; // and between two requests for its progress
 
@@ -15,13 +20,27 @@ const POLL_INTERVAL = 1300; // and between two requests for its progress
  * @param {PageContext} context
  * @returns {Panel}
  */
-export function mountStatus(element, { store, transport, map }) {
+export function mountStatus(element, { store, transport, map, root }) {
   let timer = 0;
+  let isGone = false; // whether the viewer seems to be closed
+  /** @type {Partial<State>} */
+  let drawn = {}; // what was drawn to the end last
   let destroyed = false;
   const scale = make("span", { class: "status-scale" });
   const progress = make("span", { class: "status-progress", role: "status" });
   const trouble = make("span", { class: "status-trouble", role: "status" });
   element.append(scale, progress, trouble);
+  const line = make("code");
+  const banner = make("div", { class: "gone", role: "alert", hidden: true }, make("b", {}, t("The viewer does not answer.")), make("span", {}, t("This line opens it again at the same place:")), line);
+  root.querySelector(".slot-map")?.append(banner);
+  const keepDrawn = () => {
+    if (!isGone && map.settled()) drawn = Object.fromEntries(FROZEN_FIELDS.map((field) => [field, store.state[field]]));
+  };
+  const freeze = () => {
+    if (!isGone) return;
+    store.set(drawn);
+    line.textContent = formatComeback(store.state.info.folder, writeView(store.state));
+  };
 
   const update = (/** @type {State} */ state) => {
     scale.textContent = [describeBlock(state.grain, state), describeVariant(state), map.refused()].filter(Boolean).join(" · ");
@@ -30,7 +49,12 @@ export function mountStatus(element, { store, transport, map }) {
   };
   const cleanups = [
     store.on(["grain", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
-    transport.trouble((text) => {
+    store.on(["grain", "pin"], keepDrawn),
+    store.on(FROZEN_FIELDS, freeze),
+    transport.trouble((text, gone) => {
+      isGone = text !== null && (isGone || gone);
+      banner.hidden = !isGone || !root.classList.contains("attlas-page");
+      freeze();
       trouble.textContent = text ?? "";
       trouble.hidden = !text;
     }),
@@ -38,6 +62,7 @@ export function mountStatus(element, { store, transport, map }) {
   trouble.hidden = true;
 
   async function poll() {
+    keepDrawn();
     if (map.unfinished() && document.visibilityState === "visible") {
       try {
         const { json } = await transport.get("status");
@@ -56,6 +81,7 @@ export function mountStatus(element, { store, transport, map }) {
       clearTimeout(timer);
       destroyed = true;
       cleanups.forEach((cleanup) => cleanup());
+      banner.remove();
       element.replaceChildren();
     },
   };

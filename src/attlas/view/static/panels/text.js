@@ -4,6 +4,7 @@
 import { clamp } from "../map/geometry.js";
 import { getDefaultRange } from "../map/colour.js";
 import { make, createSegmented } from "./elements.js";
+import { fetchStrongest } from "../data/strongest.js";
 import { formatNumber, formatPercent, formatInteger } from "../data/numbers.js";
 import { createFlow } from "./flow.js";
 import { isEqual } from "../data/state.js";
@@ -87,6 +88,8 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   let factsOf = null; // the state whose cell the facts are about
   /** @type {AbortController | null} */
   let controller = null;
+  /** @type {AbortController | null} */
+  let picking = null; // the row or column of a token that was clicked
   let shownCount = initialCount;
   let timer = 0;
   /** @type {Partial<Record<Side, { tokens: Tokens, extent: number }>>} */
@@ -414,16 +417,20 @@ export function mountText(element, { store, transport, map, texts, announce, uid
    * @param {number} position
    * @param {Side} side
    */
-  function onPick(position, side) {
+  async function onPick(position, side) {
     const { state } = store;
-    if (isCross(state)) return pinCell(getCell(position, side));
+    if (isCross(state) && (side !== state.by || state.pin)) return pinCell(getCell(position, side));
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     const [i, j] = [position - firstQuery, position - firstKey];
     if (state.by === "query" && (i < 0 || i >= m)) return announce(t("Token {0} is no query of this head", formatInteger(position)));
     if (state.by === "key" && (j < 0 || j >= n)) return announce(t("Token {0} is no key of this head", formatInteger(position)));
-    const pin = state.by === "query" ? { i, j: clamp(state.pin?.j ?? j, 0, n - 1) } : { i: clamp(state.pin?.i ?? i, 0, m - 1), j };
-    if (state.pin === null) Object.assign(pin, { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) });
-    return pinCell(pin);
+    picking?.abort();
+    picking = new AbortController();
+    const { signal } = picking;
+    const place = { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) };
+    const pin = await fetchStrongest((cell) => fetchLine(state, cell, signal), state.by, place);
+    const isSame = /** @type {(keyof State)[]} */ (["entry", "head", "batch", "variant", "by"]).every((field) => store.state[field] === state[field]);
+    return signal.aborted || !isSame ? undefined : pinCell(pin);
   }
   /** @param {Cell | null} pin */
   function pinCell(pin) {
@@ -492,6 +499,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     destroy() {
       for (const unsubscribe of subscriptions) unsubscribe();
       controller?.abort();
+      picking?.abort();
       clearTimeout(timer);
       for (const flow of Object.values(flows)) flow.destroy();
       element.replaceChildren();

@@ -24,8 +24,8 @@ export function createThumbs({ store, transport, onArrival }) {
   let size = 64;
 
   const getViewKey = () => {
-    const { batch, variant, pool } = store.state;
-    return `${batch}:${variant}:${pool}:${size}`;
+    const { batch, variant } = store.state;
+    return `${batch}:${variant}:${size}`;
   };
   const getKey = (/** @type {{ entry: number, head: HeadIndex }} */ { entry, head }) => `${entry}:${head}:${getViewKey()}`;
 
@@ -86,12 +86,12 @@ export function createThumbs({ store, transport, onArrival }) {
   async function load(canvas) {
     const item = getItem(canvas);
     const key = getKey(item);
-    const { batch, variant, pool } = store.state;
+    const { batch, variant } = store.state;
     const controller = new AbortController();
     inFlight.set(canvas, controller);
     try {
       const { entry, head } = item;
-      const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool, size }, { signal: controller.signal });
+      const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool: "suited", size }, { signal: controller.signal });
       const codes = new Uint16Array(answer.buffer);
       /** @type {Thumbnail} */
       const thumbnail = {
@@ -141,7 +141,7 @@ export function createThumbs({ store, transport, onArrival }) {
   };
   const subscriptions = [
     store.on(["colour", "low", "high", "palette", "dark"], repaint),
-    store.on(["batch", "variant", "pool"], repaint),
+    store.on(["batch", "variant"], repaint),
     store.on(["progress"], ({ progress }) => {
       if (progress !== null) return;
       // A pass has ended: sampled thumbnails can be replaced.

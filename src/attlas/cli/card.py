@@ -1,0 +1,96 @@
+"""A card of one head: what it does, and the cells about the place of the text where it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from attlas import pictures
+from attlas.cli.formatting import percent
+from attlas.cli.terminal import UsageError
+from attlas.heads import Head
+from attlas.heads.classification import measure_entry
+from attlas.heads.telling import telling_cell
+from attlas.pictures.card import card
+from attlas.recording.atlas import Atlas, Entry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CONTEXT = 24  # characters of the text that the example shows
+_EXAMPLES = 3  # keys that the example shows
+_LEAST = 0.05  # weight of a key from which the example shows it
+_SIDE = 20  # cells along a side of the map
+_AFTER = 4  # cells of it behind the query, and behind the key
+
+
+def draw_card(atlas: Atlas, entry: Entry | None, head: int | None, title: str) -> Figure:
+    """Draw the card of a head, by default the one with the clearest pattern.
+
+    Raises
+    ------
+    UsageError
+        If the weights, the text or the statistics of the head were not recorded.
+    """
+    entries = [entry] if entry is not None else [atlas.entry(layer) for layer in atlas.layers()]
+    measured = [each for one in entries for each in measure_entry(atlas, one) if head is None or each.head == head]
+    best = max(measured, key=lambda each: each.prominence, default=None)
+    cell = None if best is None else telling_cell(atlas, best.layer, best.head)
+    if best is None or cell is None or not atlas.tokens:
+        rule = "a card needs the weights, the text and the statistics of a head."
+        raise UsageError(rule, "a recording without some of them", "attlas record --text FILE -o run.atlas")
+    entry, (query, key) = atlas.entry(best.layer), cell
+    tokens, index = atlas.tokens, entry.heads.index(best.head)
+    rows, columns = _around(query, entry.shape[2]), _around(key, entry.shape[3])
+    cells = pictures.blocks(entry.need_matrix()[0, index], _SIDE, "max", rows, columns)
+    sentences = [evidence(best), example(tokens, atlas.ids, entry, best, query)]
+    return card(
+        cells,
+        ([tokens[row] for row in rows], [tokens[column] for column in columns]),
+        (query - rows.start, key - columns.start),
+        title=title if not atlas.model or atlas.model in title else f"{title} · {atlas.model}",
+        headline=f"Layer {best.layer}, head {best.head} {_headline(best)}",
+        sentences=sentences,
+    )
+
+
+def _around(place: int, size: int) -> range:
+    """Return the window of a card about a query or a key."""
+    stop = min(size, max(place + _AFTER, _SIDE))
+    return range(max(0, stop - _SIDE), stop)
+
+
+def _headline(head: Head) -> str:
+    """Return what a head does, in a few words."""
+    from attlas.view.sentences import WORDS  # the viewer, which commands that write no page do without
+
+    return str(WORDS[head.patterns[0].name]["headline"])
+
+
+def evidence(head: Head) -> str:
+    """Return the sentence on the share of its weight by which a head is called what it is called."""
+    from attlas.view.sentences import WORDS
+
+    pattern = head.patterns[0]
+    return str(WORDS[pattern.name]["evidence"]).format(percent(head.of(pattern)) if pattern.measure else "")
+
+
+def example(tokens: Sequence[str], ids: Tensor | None, entry: Entry, head: Head, query: int) -> str:
+    """Return a sentence with the keys that get most of a query's weight."""
+    top, index = entry.statistics["top_k"], entry.heads.index(head.head)
+    weights = top.values[0, index, query, :_EXAMPLES].tolist()
+    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLES]]
+    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST] or keys[:1]
+    words = [f"{_quoted(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
+    text = _quoted("".join(tokens[: query + 1])[-_CONTEXT:].lstrip())
+    follow = ids is not None and all(key > 0 and ids[0, key - 1] == ids[0, query] for key in shown)
+    why = f", each after an earlier {_quoted(tokens[query])}" if follow else ""
+    return f"After {text} it attends to {', '.join(words)}{why}."
+
+
+def _quoted(text: str) -> str:
+    """Return text on one line, in quotation marks."""
+    return json.dumps(text, ensure_ascii=False)
