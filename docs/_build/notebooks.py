@@ -21,7 +21,7 @@ import matplotlib
 import torch
 from pictures import DOCS, STYLE
 
-INSTALL = "It needs `pip install 'attlas[hf,plot]'` or a clone of the repository, and the files beside its page."
+INSTALL = "It runs in a clone of the repository, after `pip install '.[hf,plot]'`."
 
 
 def parts(page: str) -> list[tuple[bool, str]]:
