@@ -9,6 +9,7 @@ from attlas.heads.alignment import Alignment, alignment
 from attlas.heads.chosen_keys import missed
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.contacts import Contacts, contacts
+from attlas.heads.contributions import contributions
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
 from attlas.heads.naming import block_scores, name
@@ -42,7 +43,7 @@ __all__ = [
     "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken",
     "Fixed", "FixedDistance", "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator",
     "SinkKeys", "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "classify", "contacts",
-    "current_token", "diagonal", "duplicate_token", "effect", "first_token", "fixed_distance", "flow", "induction",
-    "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout",
-    "scores", "separator", "sink_keys", "span_table",
+    "contributions", "current_token", "diagonal", "duplicate_token", "effect", "first_token", "fixed_distance", "flow",
+    "induction", "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score",
+    "rollout", "scores", "separator", "sink_keys", "span_table",
 ]  # fmt: skip
