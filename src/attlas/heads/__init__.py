@@ -12,6 +12,7 @@ from attlas.heads.contacts import Contacts, contacts
 from attlas.heads.contributions import contributions
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
+from attlas.heads.explanation import Bands, CellExplanation, PairOfParts, Part, Prediction, explain
 from attlas.heads.naming import block_scores, name
 from attlas.heads.patterns import (
     NEAR,
@@ -39,11 +40,12 @@ from attlas.heads.targets import Agreement
 from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 
 __all__ = [
-    "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Broad", "ClipFactors", "Collapse", "Contacts",
-    "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken",
-    "Fixed", "FixedDistance", "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator",
-    "SinkKeys", "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "classify", "contacts",
-    "contributions", "current_token", "diagonal", "duplicate_token", "effect", "first_token", "fixed_distance", "flow",
-    "induction", "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score",
-    "rollout", "scores", "separator", "sink_keys", "span_table",
+    "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Bands", "Broad", "CellExplanation", "ClipFactors",
+    "Collapse", "Contacts", "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm",
+    "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local", "PairOfParts", "Part",
+    "Pattern", "Prediction", "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable", "alignment",
+    "block_scores", "broad", "by_distance", "by_token", "classify", "contacts", "contributions", "current_token",
+    "diagonal", "duplicate_token", "effect", "explain", "first_token", "fixed_distance", "flow", "induction", "local",
+    "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores",
+    "separator", "sink_keys", "span_table",
 ]  # fmt: skip

@@ -194,6 +194,24 @@ class ModelAttentions:
         )
         return bool(own & other)
 
+    def blocks(self) -> tuple[list[str], dict[str, int]]:
+        """Return the paths of the modules that attend with a softmax, and the lists of their layers.
+
+        A list of layers comes with the number of the first. Of a model whose attentions show only as they run, the
+        modules are those that are named like one.
+        """
+        kinds = [kind for kind in ("self", "encoder") if self.counts.get(kind)]
+        if kinds:
+            paths = [
+                site.module
+                for site in self.sites.values()
+                if site.kind != "linear" and not self._is_linear(site.module)
+            ]
+            return paths, {name: first for kind in kinds for name, first in self._numbers[kind].first_of_list.items()}
+        named = [path for path, _ in self.candidates()]
+        paths = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
+        return paths, number_layers([path for path in paths if self._kind(path) != "cross"], self._lists).first_of_list
+
     def softmax_layers(self, kind: str) -> list[int]:
         """Return the layers of a kind whose attention is no linear one; those of the main kind for "linear"."""
         kind = "self" if kind == "linear" else kind

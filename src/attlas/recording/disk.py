@@ -47,6 +47,10 @@ class RecordingFolder(Writer):
         if tensor.bytes_in_memory >= _TAIL:
             tensor.store(self._spilled)
 
+    def mapped(self, t: Tensor) -> Tensor:
+        """Return a tensor on the CPU as a memory map of the temporary file; a small one as it is."""
+        return t if t.nbytes < _SMALL else self._spilled(t)
+
     def _spilled(self, t: Tensor) -> Tensor:
         """Append a tensor to the temporary file, and return it as a memory map."""
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]

@@ -35,10 +35,12 @@ from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_hearing import LinearHearing
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
+from attlas.recording.parts.recorder import KeptRows, PartsRecorder, rows_of_parts
 from attlas.recording.pipelines import denoiser_of
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
+from attlas.recording.snapshot import detached_tensor
 from attlas.recording.text import RecordedText, count_beams, hidden_state
 from attlas.recording.traced import Handler, Hooks, numbered
 from attlas.recording.values import values_of_call
@@ -66,6 +68,7 @@ def record(
     handwritten: bool = False,
     sum_passes: int = 0,
     images: Any = None,
+    parts: bool | slice | Sequence[int] | Tensor = False,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -129,6 +132,9 @@ def record(
         The pictures that the model is shown, in their order in the text: PIL images, or arrays of shape (height, width,
         3). `Atlas.images` keeps them, at most 1,024 pixels a side, and `Atlas.image_map` draws weights over them. Where
         the processor cuts a picture, as that of CLIP does, give what it leaves.
+    parts : bool, slice, Tensor or sequence of int, default False
+        Whether what `attlas.heads.explain` needs is kept: what each layer added to the residual stream, and how each
+        attention reads it. True keeps all rows, positions in the text only these rows. It keeps v, too.
 
     Returns
     -------
@@ -254,9 +260,15 @@ def record(
         raise ShapeError("channels belong to layers of linear attention.", "linear=False", "leave out linear.")
     if not isinstance(handwritten, bool):
         raise ShapeError("handwritten must be True or False.", f"handwritten = {handwritten!r}", "handwritten=True")
+    rows = None if parts is False else rows_of_parts(parts)
+    if rows is not None and (keep == "statistics" or queries is not None):
+        rule = "parts belong to recorded queries and keys of whole texts."
+        found = f"keep = {keep!r}, queries = {queries!r}"
+        raise ShapeError(rule, found, 'parts=True, keep="cpu", without queries')
+    values = True if rows is not None else values
     recording = Recording(
         model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten,
-        sum_passes,
+        sum_passes, rows,
     )  # fmt: skip
     if images is not None:
         recording.atlas.images = recording.images().shown(images)
@@ -292,6 +304,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         gates: bool = False,
         handwritten: bool = False,
         sum_passes: int = 0,
+        parts: KeptRows | None = None,
     ) -> None:
         # The arguments are those of `record`, checked; `is_lazy` and `_scope` are for attention written out by hand.
         patched, channels = patch_sdpa or handwritten, bool(selection.channels)
@@ -311,6 +324,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if gates:
             sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
             self._gates = GateRecorder(model, sites, device)
+        self._parts = None if parts is None else PartsRecorder(model, self._attentions, self._keep_part, parts)
         self._hears_linear = linear
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
@@ -370,7 +384,27 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             offer(module, matrix)
 
     def _handlers(self) -> dict[str, Handler]:
-        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
+        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate,
+                "begin part": self._begin_part, "end part": self._end_part}  # fmt: skip
+
+    def _keep_part(self, t: Tensor) -> Tensor:
+        """Return a tensor of the residual stream where it is kept."""
+        t = detached_tensor(t, self._policy.device)
+        return t if self._policy.disk is None else self._policy.disk.mapped(t)
+
+    def _begin_part(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Note that a module of the residual stream begins."""
+        if self._parts is not None and self._hears_parts:
+            self._parts.begin(module, args, kwargs)
+
+    def _end_part(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that a module of the residual stream has ended; `output` is None after an error."""
+        if self._parts is not None and self._hears_parts:
+            self._parts.end(module, args, output)
+
+    @property
+    def _hears_parts(self) -> bool:
+        return is_recording(self) and self._passes.inside and not in_backward()
 
     def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Keep the input of an output projection, from which gates are measured."""
@@ -382,6 +416,9 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if self._gates is not None:
             hooks.add(self._gates.modules, "gate", "before")
             self._hooks = hooks
+        if self._parts is not None:
+            hooks.add(self._parts.modules, "begin part", "before")
+            hooks.add(self._parts.modules, "end part", "after", always=True)
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
@@ -400,6 +437,8 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         if self._gates is not None:
             self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
+        if self._parts is not None:
+            self.atlas.parts[:] = self._parts.streams()
         self._complete_text()
         self._complete_layers()
         if self._policy.disk is not None:
@@ -455,6 +494,8 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if not PIXELS.isdisjoint(arguments):
             self.images().hear(arguments)
         self._query_masks, self._first_of_state = {}, None
+        if self._parts is not None:
+            self._parts.begin_pass()
         self._restarted, self._given = False, hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
@@ -492,6 +533,8 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
+        if self._parts is not None:
+            self._parts.end_pass()
         beams, is_repeated = count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
@@ -533,6 +576,8 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             return
         site = self._site_of(call.module, call.number)
         positioned = None if site is None else self._positioned(site, call)
+        if self._parts is not None and site is not None and self._passes.inside:
+            self._parts.attend(call, site, self._position(site, call.matrix, call.first_query, call.first_key)[0])
         if site is None or positioned is None or not self._selection.includes(site, self._attentions):
             return
         if self._gates is not None:

@@ -23,6 +23,7 @@ from attlas.recording.atlas.layers import layers_of, ranges, unrecorded_of
 from attlas.recording.atlas.serialization import UserScores
 from attlas.recording.atlas.storage import Writer
 from attlas.recording.atlas.table import frame, records, token_records
+from attlas.recording.parts.stream import Stream
 from attlas.stats import Statistic
 
 FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas
@@ -55,6 +56,8 @@ class Atlas:
         Named views, which the viewer offers and shows one after another as a tour.
     images : sequence of pictures, optional
         The pictures that the model was shown, in their order in the text; None for one that is not kept.
+    parts : iterable of Stream, optional
+        What ``record(model, parts=True)`` keeps for `attlas.heads.explain`.
 
     Attributes
     ----------
@@ -105,6 +108,7 @@ class Atlas:
         details: Mapping[str, Any] | None = None,
         bookmarks: Iterable[Bookmark] = (),
         images: Any = None,
+        parts: Iterable[Stream] = (),
     ) -> None:
         self.entries = list(entries)
         self.model = model
@@ -119,6 +123,7 @@ class Atlas:
         self.encoder_texts = encoder_texts
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
+        self.parts: list[Stream] = list(parts)
         self._images: list[Tensor | None] = []
         if images is not None:
             self.images = images

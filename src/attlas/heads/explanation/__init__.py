@@ -1,0 +1,7 @@
+"""Why a weight is where it is: logits as exact sums over the parts of queries and keys."""
+
+from attlas.heads.explanation.cell import Bands, CellExplanation, PairOfParts, Prediction
+from attlas.heads.explanation.explain import explain
+from attlas.heads.explanation.parts import Part
+
+__all__ = ["Bands", "CellExplanation", "PairOfParts", "Part", "Prediction", "explain"]

@@ -1,0 +1,87 @@
+"""A logit as a factor times the dot product of a query and a key, plus what its score and mask add."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.engine.problem import Problem
+from attlas.errors import OutOfRangeError, RecordingError
+from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Entry
+from attlas.scores.base import Dot
+
+
+class Terms(NamedTuple):
+    """What one logit is made of.
+
+    Parameters
+    ----------
+    logit : float
+        The logit.
+    weight : float
+        Its weight.
+    factor : float
+        What the dot product of query and key is multiplied with: the scale, and the effect of a cap at this cell.
+    bias : float, optional
+        What is added to it; None where nothing is.
+    cap : float
+        The cap of the score, 0 for none.
+    """
+
+    logit: float
+    weight: float
+    factor: float
+    bias: float | None
+    cap: float
+
+
+def dot_of(entry: Entry) -> Dot:
+    """Return the score of a recorded attention as a dot product.
+
+    Raises
+    ------
+    RecordingError
+        If it is none.
+    """
+    matrix = entry.need_matrix()
+    weights = matrix.weights.softmax
+    problem: Problem | None = None if weights is None else weights.problem
+    if problem is not None:
+        q, k = problem.q[:, :, :0], problem.k[:, :, :0]
+        dot = problem.score.as_dot(*problem.score.project(q, k))
+        if dot is not None and dot.q.shape[-1] == q.shape[-1] and dot.row is None:
+            return dot
+    rule = "parts sum to the logits of dot products, as ScaledDot has them, with a cap or a bias."
+    found = matrix.weights.description if problem is None else type(problem.score).__name__
+    raise RecordingError(rule, found, "choose a layer whose score is a dot product.", layer=entry.path)
+
+
+def terms_of(A: AttentionMatrix, entry: Entry, dot: Dot, i: int, j: int) -> Terms:
+    """Return what the logit of one cell of one head is made of; A has the shape (m, n).
+
+    Raises
+    ------
+    OutOfRangeError
+        If there is no such cell, or the query may not see the key.
+    """
+    logit = float(A.logits[i, j])
+    if logit == -torch.inf:
+        rule, found = "the query must be allowed to see the key.", f"query {i}, key {j}: hidden by the mask"
+        raise OutOfRangeError(rule, found, f"cell=({max(i, j)}, {min(i, j)}), or a key that the mask allows.")
+    problem = A.softmax_weights.problem
+    plain = float(problem.q[0, 0, i].double() @ problem.k[0, 0, j].double())
+    product = dot.scale * plain
+    factor = dot.scale
+    if dot.cap:
+        capped = dot.cap * float(torch.tanh(torch.tensor(product / dot.cap, dtype=torch.float64)))
+        factor, product = (capped / plain if plain else dot.scale), capped
+    adds = dot.bias is not None or (problem.mask is not None and problem.mask.log_weights())
+    return Terms(logit, float(A[i, j]), factor, logit - product if adds else None, dot.cap)
+
+
+def allowed_keys(A: AttentionMatrix, i: int) -> Tensor:
+    """Return the keys that a query may see, shape (keys,)."""
+    return (A.logits[i, :] > -torch.inf).nonzero().flatten()
