@@ -34,12 +34,13 @@ from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
 from attlas.view.tokens import Text
+from attlas.view.why import why
 from attlas.view.worker import Worker
 
 # Each is answered by the method of this name with an underscore before it.
 _QUESTIONS = (
     "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
-    "pooling", "heads", "focus", "status", "offline",
+    "pooling", "heads", "focus", "status", "offline", "why",
 )  # fmt: skip
 _POOLS = ("mean", "max")
 _DARK_FROM = 0.45  # a picture counts as dark where its colours lie above this on the colour bar (0 to 1) on average
@@ -453,6 +454,12 @@ class Service:
                 "column_mass": self._column_mass(place, head, j, wanted),
             }
         )
+
+    def _why(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer why one weight is where it is: its logit as a sum over parts of query and key."""
+        place, head = self._head(params)
+        cell = params.whole("i", 0, head.m), params.whole("j", 0, head.n)
+        return json_answer(why(self._source.entries[place.entry], self._source.entries, place, cell, wanted))
 
     def _pair(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer the weight of each head from one query on some keys, and how much its row overlaps a row elsewhere."""
