@@ -12,7 +12,7 @@ from attlas.heads.contacts import Contacts, contacts
 from attlas.heads.contributions import contributions
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
-from attlas.heads.explanation import Bands, CellExplanation, PairOfParts, Part, Prediction, explain
+from attlas.heads.explanation import Bands, CellExplanation, MapExplanation, PairOfParts, Part, Prediction, explain
 from attlas.heads.naming import block_scores, name
 from attlas.heads.patterns import (
     NEAR,
@@ -42,7 +42,7 @@ from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 __all__ = [
     "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Bands", "Broad", "CellExplanation", "ClipFactors",
     "Collapse", "Contacts", "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm",
-    "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local", "PairOfParts", "Part",
+    "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local", "MapExplanation", "PairOfParts", "Part",
     "Pattern", "Prediction", "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable", "alignment",
     "block_scores", "broad", "by_distance", "by_token", "classify", "contacts", "contributions", "current_token",
     "diagonal", "duplicate_token", "effect", "explain", "first_token", "fixed_distance", "flow", "induction", "local",

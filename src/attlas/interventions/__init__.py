@@ -10,8 +10,9 @@ from attlas.interventions.edits import (
     Temperature,
 )
 from attlas.interventions.intervening import Intervening, intervene
+from attlas.interventions.parts import RemovePart
 
 __all__ = [
-    "Ablate", "DetachWeights", "Intervening", "Intervention", "ReplaceWeights", "ScaleLogits", "Suppress",
+    "Ablate", "DetachWeights", "Intervening", "Intervention", "RemovePart", "ReplaceWeights", "ScaleLogits", "Suppress",
     "Temperature", "intervene",
 ]  # fmt: skip

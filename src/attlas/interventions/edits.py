@@ -57,6 +57,8 @@ class Call:
         How many heads of the layer are chosen in all.
     first_query, first_key : int
         Position of query 0 and of key 0 in the text.
+    made_without : callable, optional
+        Returns queries or keys of this call, made again without a part of the stream; of interventions on parts.
     """
 
     site: AttentionSite
@@ -66,6 +68,7 @@ class Call:
     count: int
     first_query: int
     first_key: int
+    made_without: Callable[..., Tensor] | None = None
 
 
 class Intervention:
@@ -92,6 +95,7 @@ class Intervention:
     """
 
     label = ""  # the public function that an error names, where that is not the class
+    follows_stream = False  # whether it needs `Call.made_without`
 
     @public()
     def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
@@ -186,7 +190,7 @@ class _PairIntervention(Intervention):
     def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         """Return the matrix with the chosen pairs masked out."""
         others, mask = self.other_pairs(A, call), A.mask
-        return _changed(A, mask=others if mask is None else mask & others)
+        return changed(A, mask=others if mask is None else mask & others)
 
 
 class Suppress(_PairIntervention):
@@ -366,17 +370,17 @@ class ScaleLogits(_PairIntervention):
         problem, factor = A.problem, self.factor
         _, heads, _, n = problem.shape
         if not self.positions and self.pairs is None and len(call.heads) == heads:
-            return _changed(A, score=problem.score * factor)
+            return changed(A, score=problem.score * factor)
         # Tokens of 16 bits would round what they are multiplied by.
         is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
         if is_plain and self.keys is None:
             factors = torch.where(self._rows(call, A.weights), factor, 1.0).to(problem.q)
-            return _changed(A, q=problem.q * factors)
+            return changed(A, q=problem.q * factors)
         if is_plain and self.keys is not None and self.queries is None and len(call.heads) == heads:
             positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
             factors = torch.where(self.keys.has(positions), factor, 1.0).to(problem.k)
-            return _changed(A, k=problem.k * factors.unsqueeze(-1))
-        return _changed(A, score=ScaledPairs(problem.score, factor, self.other_pairs(A, call)))
+            return changed(A, k=problem.k * factors.unsqueeze(-1))
+        return changed(A, score=ScaledPairs(problem.score, factor, self.other_pairs(A, call)))
 
 
 class ScaledPairs(Derived):
@@ -452,7 +456,7 @@ class Temperature(Intervention):
             rule = "a layer with sinks takes one temperature for all queries."
             raise ShapeError(rule, "queries and a sink", "no queries=", layer=call.site.path, where=self.where)
         chosen = self._rows(call, A.weights).flatten()
-        return _changed(scaled, sink=torch.where(chosen, sink * self._scale.factor, sink))
+        return changed(scaled, sink=torch.where(chosen, sink * self._scale.factor, sink))
 
 
 class ReplaceWeights(Intervention):
@@ -523,7 +527,7 @@ class ReplaceWeights(Intervention):
         masks = other.mask, problem.mask
         theirs, mask = (None if part is None else Placed(part, range(m), range(n)) for part in masks)
         hiding = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
-        return _changed(A, q=q, k=k, mask=hiding, sink=sink)
+        return changed(A, q=q, k=k, mask=hiding, sink=sink)
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         # A bias that is learned is a part of the model's score.
@@ -733,7 +737,7 @@ def _product_of_pairs(A: AttentionMatrix, pairs: Mask, values: Tensor) -> Tensor
     return torch.cat(found, dim=2) if found else v[:, :, :0]
 
 
-def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
+def changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
     """Return the matrix with some fields of its problem replaced.
 
     Rows that sum to less than 1 (`partial`) keep their log-sum-exp.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from attlas.recording.hooks import AttentionCall, Change, Pool, is_recording
 from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_calls import LinearCall, read_matrix
 from attlas.recording.parallel import heads_here
+from attlas.recording.parts.recorder import PartsRecorder
+from attlas.recording.traced import Handler, Hooks
 
 
 @public("intervene()")
@@ -128,6 +131,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         super().__init__(model, selections, patch_sdpa=patch_sdpa, linear=True)
         self._interventions = interventions
         self._memory = Memory()
+        follows = any(item.follows_stream for item in interventions)
+        self._parts = PartsRecorder(model, self._attentions, lambda t: t, slice(None)) if follows else None
         # By intervention and axis, one more than the last position of the longest text that it was asked about.
         self._reached: dict[tuple[int, str], int] = {}
 
@@ -140,6 +145,29 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
                 stack.enter_context(telling_of_linear_calls(functions, change=self.change_linear))
             self._follow(stack)
         return self._model
+
+    def _handlers(self) -> dict[str, Handler]:
+        return {"begin part": self._begin_part, "end part": self._end_part}
+
+    def _add_hooks(self, hooks: Hooks) -> None:
+        # Of what is written to the residual stream.
+        if self._parts is not None:
+            self._parts.add_hooks(hooks)
+
+    def _begin_part(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Note that a module of the residual stream begins."""
+        if self._parts is not None and self._passes.inside and is_recording(self) and not in_backward():
+            self._parts.begin(module, args, kwargs)
+
+    def _end_part(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that a module of the residual stream has ended; `output` is None after an error."""
+        if self._parts is not None and self._passes.inside and is_recording(self) and not in_backward():
+            self._parts.end(module, args, output)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._begin(args, kwargs)
+        if self._parts is not None:
+            self._parts.begin_pass()
 
     def _complete(self) -> None:
         """Raise an error where an intervention had no effect.
@@ -201,6 +229,9 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         if swept:
             return change._replace(pool=self._pool_of_linear(site, change.pool))
         query, key = self._position(site, change.matrix, first_query, first_key)
+        if self._parts is not None:
+            heard = AttentionCall(module, change.matrix, first_query, first_key, None, change.number)
+            self._parts.attend(heard, site, query)
         # Keys that a `Suppress` hides from a run of rows are left out of the product, which is faster than a mask.
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
@@ -280,7 +311,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         if not here:
             return change
         indices, numbers, places = zip(*here, strict=True)
-        call = Call(site, indices, numbers, places, len(heads), query, key)
+        made_without = None if self._parts is None else self._parts.made_without
+        call = Call(site, indices, numbers, places, len(heads), query, key, made_without)
         shown = change.shown
         return change._replace(
             matrix=item.matrix(change.matrix, call),

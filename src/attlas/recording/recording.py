@@ -417,8 +417,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             hooks.add(self._gates.modules, "gate", "before")
             self._hooks = hooks
         if self._parts is not None:
-            hooks.add(self._parts.modules, "begin part", "before")
-            hooks.add(self._parts.modules, "end part", "after", always=True)
+            self._parts.add_hooks(hooks)
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)

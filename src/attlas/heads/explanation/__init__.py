@@ -2,6 +2,7 @@
 
 from attlas.heads.explanation.cell import Bands, CellExplanation, PairOfParts, Prediction
 from attlas.heads.explanation.explain import explain
+from attlas.heads.explanation.maps import MapExplanation
 from attlas.heads.explanation.parts import Part
 
-__all__ = ["Bands", "CellExplanation", "PairOfParts", "Part", "Prediction", "explain"]
+__all__ = ["Bands", "CellExplanation", "MapExplanation", "PairOfParts", "Part", "Prediction", "explain"]

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from attlas.heads.explanation.located import Located
 
 _CAP = "the cap of the score counts as a factor, which has the value that it has at this cell"
-_NORMS = (
-    "the whole stream passes {count} norms behind its sums: each part passes them with the scales that they had, and what "
-    "was written in front of the last of them is one part"
-)
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,8 @@ class CellExplanation:
         self.logit, self.weight, self.factor = terms.logit, terms.weight, terms.factor
         bias = () if terms.bias is None else (Part("position bias", "score", located.entry.layer),)
         self.query_parts, self.key_parts = located.query.parts + bias, located.key.parts + bias
-        self.table = self._table() if table is None else table
+        with torch.no_grad():
+            self.table = self._table() if table is None else table
         self.is_relative = table is not None
         self.total = float(self.table.double().sum())
         self.remainder = self.logit - self.total
@@ -222,19 +219,17 @@ class CellExplanation:
     @property
     def by_query(self) -> dict[str, float]:
         """What each part of the query adds, with all of the key; by its name."""
-        return _named(self.query_parts, self.table.sum(1))
+        return named(self.query_parts, self.table.sum(1))
 
     @property
     def by_key(self) -> dict[str, float]:
         """What each part of the key adds, with all of the query; by its name."""
-        return _named(self.key_parts, self.table.sum(0))
+        return named(self.key_parts, self.table.sum(0))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said of the sum."""
-        notes = (_CAP,) if self._terms.cap else ()
-        norms = self._located.key.norms
-        return notes + ((_NORMS.format(count=norms),) if norms else ())
+        return ((_CAP,) if self._terms.cap else ()) + self._located.notes
 
     @public("pairs()")
     def pairs(self, count: int = 10) -> tuple[PairOfParts, ...]:
@@ -250,14 +245,9 @@ class CellExplanation:
         tuple of PairOfParts
             By their size, the largest first.
         """
-        whole_number("count", count, "count=10")
-        flat = self.table.flatten()
-        order = flat.abs().topk(min(count, flat.numel())).indices.tolist()
-        width = len(self.key_parts)
-        return tuple(
-            PairOfParts(self.query_parts[o // width], self.key_parts[o % width], float(flat[o])) for o in order
-        )
+        return pairs_of(self.table, self.query_parts, self.key_parts, count)
 
+    @torch.no_grad()
     @public("relative()")
     def relative(self) -> CellExplanation:
         """Return the same, minus the mean over the keys that the query may see.
@@ -300,6 +290,7 @@ class CellExplanation:
             bias = 0.0 if terms.cap else float(biases[at] - biases.mean())
         return CellExplanation(located, i, j, terms._replace(logit=relative, bias=bias), self._with_bias(table, bias))
 
+    @torch.no_grad()
     @public("bands()")
     def bands(self) -> Bands:
         """Return the logit by the frequencies of the rotary embedding.
@@ -332,6 +323,7 @@ class CellExplanation:
         across = self.factor * (still_q.conj() * still_k).imag
         return Bands(self.factor * (a * c + b * d), rest, (along, across, int(first), turns))
 
+    @torch.no_grad()
     @public("sources()")
     def sources(self, source: str, side: Side = "key") -> Tensor:
         """Return from which tokens a head took its part of the key (or of the query).
@@ -380,6 +372,7 @@ class CellExplanation:
             )
         return given
 
+    @torch.no_grad()
     @public("without()")
     def without(self, source: str, side: Side = "key") -> Prediction:
         """Return the cell without a part, if every norm keeps the scale that it has.
@@ -439,7 +432,15 @@ def _unturned(rotation: object, x: Tensor, turns: Tensor) -> Tensor:
     return torch.complex(a.contiguous(), b.contiguous()) / turn
 
 
-def _named(parts: tuple[Part, ...], sums: Tensor) -> dict[str, float]:
+def pairs_of(table: Tensor, query: tuple[Part, ...], key: tuple[Part, ...], count: int) -> tuple[PairOfParts, ...]:
+    """Return the largest pairs of a table, by their size."""
+    whole_number("count", count, "count=10")
+    flat = table.flatten()
+    order = flat.abs().topk(min(count, flat.numel())).indices.tolist()
+    return tuple([PairOfParts(query[o // len(key)], key[o % len(key)], float(flat[o])) for o in order])
+
+
+def named(parts: tuple[Part, ...], sums: Tensor) -> dict[str, float]:
     """Return sums by the names of the parts."""
     return {part.name: float(x) for part, x in zip(parts, sums, strict=True)}
 

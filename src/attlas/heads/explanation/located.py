@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import OutOfRangeError, RecordingError, listed
+from attlas.errors import OutOfRangeError, RecordingError, counted, listed
 from attlas.foundation.checks import check_sequence
 from attlas.heads.explanation.parts import HeadParts, Names, Part, Side
 from attlas.matrix import AttentionMatrix
@@ -27,6 +27,10 @@ class EarlierHead(NamedTuple):
         return self.A[place, :]
 
 
+_NORMS = "parts pass {norms} of the whole stream, with the scales that they had"
+_JOINED = "; what was written in front of the norm before is one part"
+
+
 class Located:
     """One head of a recording.
 
@@ -42,9 +46,11 @@ class Located:
         Which sequence of the batch.
     names : mapping of (int, int) to str
         What heads do.
+    norms : int, optional
+        How many norms of the whole stream parts pass.
     """
 
-    def __init__(self, atlas: Atlas, layer: Any, head: int, sequence: int, names: Names) -> None:
+    def __init__(self, atlas: Atlas, layer: Any, head: int, sequence: int, names: Names, norms: int | None) -> None:
         self.atlas, self.head, self.sequence = atlas, head, sequence
         self.entry: Entry = atlas.entry(layer)
         matrix = self.entry.need_matrix()
@@ -54,8 +60,16 @@ class Located:
         check_sequence(sequence, matrix.shape[0])
         self.A: AttentionMatrix = matrix[sequence, self.entry.heads.index(head)]
         self.stream, self.reader = _stream_of(atlas, self.entry)
-        self.query = HeadParts(self.stream, self.reader, "query", head, sequence, names)
-        self.key = HeadParts(self.stream, self.reader, "key", head, sequence, names)
+        self.query = HeadParts(self.stream, self.reader, "query", head, sequence, names, norms)
+        self.key = HeadParts(self.stream, self.reader, "key", head, sequence, names, norms)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said of the parts: norms of the whole stream that they pass."""
+        if not self.key.norms:
+            return ()
+        joined = self.key.parts[0].kind == "stream"
+        return (_NORMS.format(norms=counted(self.key.norms, "norm")) + (_JOINED if joined else ""),)
 
     def side(self, side: Side) -> HeadParts:
         """Return the parts of the queries, or of the keys."""

@@ -78,8 +78,14 @@ def terms_of(A: AttentionMatrix, entry: Entry, dot: Dot, i: int, j: int) -> Term
     if dot.cap:
         capped = dot.cap * float(torch.tanh(torch.tensor(product / dot.cap, dtype=torch.float64)))
         factor, product = (capped / plain if plain else dot.scale), capped
-    adds = dot.bias is not None or (problem.mask is not None and problem.mask.log_weights())
-    return Terms(logit, float(A[i, j]), factor, logit - product if adds else None, dot.cap)
+    bias = logit - product if adds_to_products(A, dot) else None
+    return Terms(logit, float(A[i, j]), factor, bias, dot.cap)
+
+
+def adds_to_products(A: AttentionMatrix, dot: Dot) -> bool:
+    """Return whether the score or the mask adds something to the products of queries and keys."""
+    mask = A.mask
+    return dot.bias is not None or (mask is not None and bool(mask.log_weights()))
 
 
 def allowed_keys(A: AttentionMatrix, i: int) -> Tensor:

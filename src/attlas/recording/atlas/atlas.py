@@ -160,6 +160,7 @@ class Atlas:
             facts["encoder_texts"] = self.encoder_texts
         spans = {name: list(span) for name, span in self.spans.items()}
         images = {"images": self.images} if self.images else {}
+        images |= {"parts": self.parts} if self.parts else {}
         return {**facts, **images, "ids": self.ids, "spans": spans, "details": self.details}
 
     @property

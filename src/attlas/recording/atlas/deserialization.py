@@ -20,6 +20,7 @@ from attlas.recording.atlas.bookmarks import read_bookmarks
 from attlas.recording.atlas.entry import VALUES, Entry
 from attlas.recording.atlas.manifest import FILE, MANIFEST, PICTURE, check_files, errors_name_file, read_manifest
 from attlas.recording.atlas.serialization import FormatError, UserScores, check_type, mask_from, result_from, score_from
+from attlas.recording.atlas.stored_parts import streams_from
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = 1 << 48
@@ -95,6 +96,8 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
         if content.get("images") is not None:
             names = check_type(content["images"], "images", list)
             fields["images"] = [_picture(folder, name, content["files"]) for name in names]
+        if content.get("parts") is not None:
+            fields["parts"] = streams_from(content["parts"], reader.take)
         fields["entries"] = []
         seen = set()
         for record in check_type(content.get("entries"), "entries", list):

@@ -24,9 +24,9 @@ MANIFEST = "atlas.json"
 FILE = re.compile(r"\d{4,9}\.safetensors")
 PICTURE = re.compile(r"image-\d{1,6}\.png")
 # Version 2: the log-sum-exp in float64, which queries are padding, texts of every sequence. All of 1 is read.
-# Version 3 is that of folders with weights that are no softmax, version 4 of those with pictures; others stay readable
-# by older versions of attlas.
-_FORMAT, _VERSION, _OF_KINDS, _OF_SOFTMAX = "attlas-atlas", 4, 3, 2
+# Version 3 is that of folders with weights that are no softmax, version 4 of those with pictures, version 5 of those
+# with parts; others stay readable by older versions of attlas.
+_FORMAT, _VERSION, _OF_PICTURES, _OF_KINDS, _OF_SOFTMAX = "attlas-atlas", 5, 4, 3, 2
 _LARGEST = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
 _EMPTY = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -40,7 +40,8 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
     # The checksum is that of the text with zeros in its own place.
     listed = {name: {"bytes": written.size, "sha256": written.sha256} for name, written in files.items()}
     kinds = any("weights" in (record.get("matrix") or ()) for record in content.get("entries", ()))
-    version = _VERSION if content.get("images") else _OF_KINDS if kinds else _OF_SOFTMAX
+    version = _OF_PICTURES if content.get("images") else _OF_KINDS if kinds else _OF_SOFTMAX
+    version = _VERSION if content.get("parts") else version
     whole = {"format": _FORMAT, "version": version, "sha256": _EMPTY, **content, "files": listed}
     text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
     # The first zeros are the checksum's place: it comes before the contents.

@@ -28,6 +28,7 @@ from attlas.recording.atlas.deserialization import Reader, entry_from
 from attlas.recording.atlas.entry import Entry
 from attlas.recording.atlas.manifest import MANIFEST, is_data_file, write_manifest
 from attlas.recording.atlas.serialization import Spec, mask_spec, result_spec, score_spec, settings_of
+from attlas.recording.atlas.stored_parts import parts_spec
 from attlas.recording.atlas.tensors import Written, fingerprint, storable, write_bytes, write_tensors
 from attlas.scores import Score
 
@@ -177,9 +178,10 @@ class Writer:
             if progress is not None:
                 progress(done + 1, len(entries))
         ids = None if facts["ids"] is None else self.put("ids", facts["ids"])
+        parts = {"parts": [parts_spec(one, self._put_once()) for one in facts["parts"]]} if facts.get("parts") else {}
         # Writes all tensors that `put` keeps, so that `content` names files that are there.
         self.flush()
-        content = {**facts, "ids": ids, "entries": records}
+        content = {**facts, **parts, "ids": ids, "entries": records}
         if facts.get("images"):
             content["images"] = [self._picture(number, picture) for number, picture in enumerate(facts["images"])]
         _check_plain(content)
@@ -295,6 +297,18 @@ class Writer:
         if key not in self._shared:
             self._shared[key] = self.put(name, own)
         return self._shared[key] | {"own": list(own.shape), "shape": list(t.shape)}
+
+    def _put_once(self) -> Callable[[str, Tensor], Spec]:
+        """Return a `put` that keeps a tensor once, wherever the same object stands."""
+        known: dict[int, tuple[Tensor, Spec]] = {}
+
+        def put(name: str, t: Tensor) -> Spec:
+            """Keep a tensor, and return where it will be found."""
+            if id(t) not in known:
+                known[id(t)] = t, self.put(name, t)
+            return known[id(t)][1]
+
+        return put
 
     def _file(self) -> str:
         """Return the name of the next file of tensors."""

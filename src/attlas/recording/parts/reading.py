@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from attlas.recording.parts.calls import Call, is_norm, same_tensor
 from attlas.recording.parts.fits import (
@@ -23,21 +23,27 @@ from attlas.recording.parts.stream import Projection, Rotation
 class Made(NamedTuple):
     """One way in which queries or keys may be made.
 
-    `given` is what the projection was given, `x` what it makes of all rows, (batch, n, heads, d).
+    `given` is what the projection was given, `x` what it makes of all rows, (batch, n, heads, d); `norm` follows it.
     """
 
     projection: Projection
     given: Tensor
     x: Tensor
+    norm: nn.Module | None
 
 
 class Reading(NamedTuple):
-    """How queries and keys are made and turned; `given` is what their projections were given."""
+    """How queries and keys are made and turned; `given` is what their projections were given.
+
+    `q_norm` and `k_norm` are the modules that normalize them.
+    """
 
     q: Projection
     k: Projection
     rotation: Rotation | None
     given: Tensor
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
 
 
 def reading_of(calls: Sequence[Call], q: Tensor, k: Tensor, at: Tensor, known: Sequence[Rotation]) -> Reading | None:
@@ -64,7 +70,7 @@ def reading_of(calls: Sequence[Call], q: Tensor, k: Tensor, at: Tensor, known: S
                 continue
             found = rotation_between([(own.x, q), (other.x, k)], at, known)
             if found is not None:
-                return Reading(own.projection, other.projection, found[0], own.given)
+                return Reading(own.projection, other.projection, found[0], own.given, own.norm, other.norm)
     return None
 
 
@@ -90,16 +96,16 @@ def _ways(calls: Sequence[Call], recorded: Tensor, at: Tensor, sizes: tuple[int,
         for place in channels(out.shape[-1], *sizes, d, keys=keys, device=out.device):
             projection = Projection(weight, place, bias)
             made = out[..., place]
-            for found, x in ((projection, made), *_normed(calls, projection, made, at)):
+            for found, x, norm in ((projection, made, None), *_normed(calls, projection, made, at)):
                 scale = scale_between(x[:, at], recorded[:, at])
                 if scale is not None:
-                    yield Made(replace(found, scale=scale), given, x if scale == 1.0 else x * scale)
+                    yield Made(replace(found, scale=scale), given, x if scale == 1.0 else x * scale, norm)
 
 
 def _normed(
     calls: Sequence[Call], projection: Projection, made: Tensor, at: Tensor
-) -> Iterator[tuple[Projection, Tensor]]:
-    """Yield a projection with each norm that was given what it makes, and what that norm gives of it."""
+) -> Iterator[tuple[Projection, Tensor, nn.Module]]:
+    """Yield a projection with each norm that was given what it makes, what that norm gives of it, and its module."""
     batch, count, heads, d = made.shape
     for call in calls:
         if not is_norm(call.module) or call.output is None or not call.inputs:
@@ -120,7 +126,7 @@ def _normed(
         if norm is not None:
             if whole:
                 norm = replace(norm, factors=norm.factors.unsqueeze(-1))
-            yield Projection(projection.weight, projection.channels, projection.bias, norm=norm), y.reshape(made.shape)
+            yield replace(projection, norm=norm), y.reshape(made.shape), call.module
 
 
 def _rows(t: Tensor, batch: int, count: int) -> Tensor | None:

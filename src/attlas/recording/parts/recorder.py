@@ -15,8 +15,10 @@ from attlas.recording.discovery import AttentionSite, ModelAttentions
 from attlas.recording.hooks import AttentionCall
 from attlas.recording.parts.calls import Call, Calls, is_norm, same_tensor, watched_in
 from attlas.recording.parts.fits import same
+from attlas.recording.parts.removal import made_without
 from attlas.recording.parts.stream import Reader, Rotation, Stream, Write, mapped_rows
 from attlas.recording.parts.walk import Attending, UnknownLayoutError, Walk
+from attlas.recording.traced import Hooks
 from attlas.recording.values import output_projection
 
 KeptRows: TypeAlias = "Tensor | slice"  # positions in the text: these, or a stretch; slice(None) for all
@@ -67,7 +69,7 @@ class PartsRecorder:
             projection = output_projection(model, path)
             if projection is not None:
                 self._projections[id(projection)] = path
-        self.modules = [module for _, module in watched.values()]
+        self._modules = [module for _, module in watched.values()]
         self._calls = Calls({key: path for key, (path, _) in watched.items()}, self._ended)
         self._walks: dict[int, Walk] = {}  # by the id of a running call of a block
         self._loose: list[Call] = []  # calls outside of blocks, since the last block
@@ -78,6 +80,11 @@ class PartsRecorder:
         self._problem: UnknownLayoutError | None = None
 
     # ------------------------------------------------------------------------------------------------------- hooks
+
+    def add_hooks(self, hooks: Hooks) -> None:
+        """Add the hooks "begin part" and "end part" of the modules that are followed."""
+        hooks.add(self._modules, "begin part", "before")
+        hooks.add(self._modules, "end part", "after", always=True)
 
     def begin_pass(self) -> None:
         """Begin a pass of the model."""
@@ -264,6 +271,25 @@ class PartsRecorder:
         walk.readers.append(reader)
 
 
+    # ------------------------------------------------------------------------------------------------ interventions
+
+    def made_without(self, path: str, source: str, *, keys: bool) -> Tensor:
+        """Return queries (or keys) of the attention that runs, made again without a part, (batch, heads, n, d).
+
+        Raises
+        ------
+        RecordingError
+            If the layout of the model is not known.
+        """
+        around = self._calls.running(self._blocks)
+        if self._problem is not None or around is None or id(around) not in self._walks:
+            raise unknown_layout(self._model, str(self._problem or f"{path} is in no list of layers"))
+        walk = self._walks[id(around)]
+        writes = [*self._running[self._blocks[id(around.module)][0]].writes, *walk.writes]
+        reader = next((reader for reader in walk.readers if reader.name == path), None)
+        return made_without(walk, writes[: len(writes) if reader is None else reader.count], source, keys=keys)
+
+
 def rows_of_parts(rows: Any) -> KeptRows:
     """Return the rows to keep as positions, or a slice.
 
@@ -321,4 +347,4 @@ def unknown_layout(model: nn.Module, found: str) -> RecordingError:
         "parts need a model whose stream is a sum of what its layers add, and whose queries and keys are linear in it."
     )
     fix = "attlas.record(model) without parts; a module that adds to the stream must return what it adds."
-    return RecordingError(rule, found, fix, where="record()", arguments={"model": type(model).__name__})
+    return RecordingError(rule, found, fix, arguments={"model": type(model).__name__})

@@ -89,6 +89,8 @@ class Walk:
     norm: Call | None = None  # the last norm that read the stream
     norms: list[tuple[Call, int]] = field(default_factory=list)  # each of them, with the number of writes before it
     streams: list[Tensor] = field(default_factory=list)  # tensors that were the stream
+    reading: Reading | None = None  # of the last attention that read it,
+    reading_norm: Call | None = None  # and the norm in front of that
 
     @classmethod
     def begin(
@@ -349,6 +351,7 @@ class Walk:
                 return None
         elif self.stream is None or not same(self.stream[:, self.at], given[:, self.at]):
             return None
+        self.reading, self.reading_norm = found, normed[-1][0] if normed else None
         return Reader(attending.path, attending.layer, count, norm, found.q, found.k, found.rotation)
 
     def _gives(self, call: Call, given: Tensor) -> bool:
