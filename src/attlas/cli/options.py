@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         (_view, "open a recording or a corpus in the browser"),
         (_stats, "print what every head of a recording does"),
         (_picture, "draw a head of a recording, or all of them"),
+        (_why, "say why a head looks where it looks"),
         (_report, "write a recording as one HTML file"),
         (_scaling, "show why the dot product is divided by sqrt(d)"),
         (_regress, "predict a column of a table by kernel regression"),
@@ -128,6 +129,7 @@ def _record(command: argparse.ArgumentParser) -> None:
     option("--keep", choices=("disk", "statistics"), default="disk", help=keep)
     values = "values too: all, or their norms alone, for pictures of ‖A v‖ (default: neither)"
     option("--values", choices=("all", "norms"), help=values)
+    option("--parts", **_FLAG, help="what logits are made of too, for attlas why and Why? in attlas view")
     option = command.add_argument_group("how the model is run").add_argument
     option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
@@ -246,6 +248,21 @@ def _picture(command: argparse.ArgumentParser) -> None:
     option("--pool", choices=("max", "mean"), default="max", help="what stands for a block")
     option("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
     option("-o", "--out", **_FILE, required=True, help="head.png, .svg or .pdf")
+
+
+def _why(command: argparse.ArgumentParser) -> None:
+    """Say why a head looks where it looks: what each part of the query and of the key adds to its logit.
+
+    Examples
+    --------
+    attlas record --parts -o run.atlas
+    attlas why run.atlas --head 2.4 --at 1058,1051 -o why.png
+    """
+    _atlas(command)
+    option = command.add_argument
+    option("--head", metavar="L.H", required=True, help="layer and head")
+    option("--at", metavar="I,J", required=True, help="positions of the query and of the key in the text")
+    option("-o", "--out", **_FILE, help="a picture of it: .png, .svg or .pdf")
 
 
 def _report(command: argparse.ArgumentParser) -> None:

@@ -12,7 +12,9 @@ from attlas.view.source import Place, Shown
 NO_PARTS = "this recording has no parts; attlas record --parts, or record(model, parts=True), keeps them"
 
 
-def why(shown: Shown, shown_entries: list[Shown], place: Place, cell: tuple[int, int], wanted: Wanted) -> dict[str, Any]:
+def why(
+    shown: Shown, shown_entries: list[Shown], place: Place, cell: tuple[int, int], wanted: Wanted
+) -> dict[str, Any]:
     """Return the summary of a cell of one head, with the places of earlier heads on the page.
 
     Parameters

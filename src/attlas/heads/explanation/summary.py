@@ -1,4 +1,4 @@
-"""What a person is told of an explained logit, as plain data: parts by their size, who wrote the key, and from where."""
+"""What a person is told of an explained logit, as plain data: parts by size, who wrote the key, and from where."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def summary(
     -------
     dict
         ``logit``, ``weight``, ``total`` and ``remainder``; ``above``, the logit minus the mean of its row, and
-        ``mean``; ``keys`` and ``queries``, what each part adds to ``above``, the largest first; ``pairs``; ``writer``, the
-        part that adds most to the key, None where none adds anything, with ``sources``, the tokens that a head took it
-        from by their position in the text, and ``without``, the predicted cell; ``notes``. Where only some rows were
+        ``mean``; ``keys`` and ``queries``, what each part adds to ``above``, the largest first; ``pairs``; ``writer``,
+        the part that adds most to the key, None where none adds anything, with ``sources``, the tokens that a head took
+        it from by their position in the text, and ``without``, the predicted cell; ``notes``. Where only some rows were
         kept, nothing can be compared with the row: then ``relative`` is False, and the numbers are those of the logit.
     """
     why = explain(atlas, layer, head, cell=cell, sequence=sequence, names=names)
