@@ -26,7 +26,8 @@ def llama() -> Any:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
     grouped: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **grouped, attn_implementation="attlas")).eval()
+    grouped["attn_implementation"] = "attlas"
+    return LlamaForCausalLM(LlamaConfig(**sizes, **grouped)).eval()
 
 
 @pytest.mark.parametrize("make", [shipped, llama])
