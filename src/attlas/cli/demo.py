@@ -43,7 +43,8 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         batch = ids[None].to(loaded.model.device)
         loss = float(loaded.model(batch, labels=batch, use_cache=False).loss)
     details = {"source": source, "command": arguments.command, "unseen": is_default}
-    atlas = record_text(loaded, ids, {}, details, parse(["record", f"--out={run_folder}"]), terminal)
+    parts = {"parts": True} if arguments.model is None else {}  # the layout of the shipped model is known
+    atlas = record_text(loaded, ids, parts, details, parse(["record", f"--out={run_folder}"]), terminal)
     heads = [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
     clearest = max(heads, key=lambda head: head.prominence)
     held_out = ", unseen in training" if is_default else ""

@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         (_options_of_view, "open a recording or a corpus in the browser"),
         (_options_of_stats, "print what every head of a recording does"),
         (_options_of_picture, "draw a head of a recording, or all of them"),
+        (_options_of_why, "say why a head looks where it looks"),
         (_options_of_report, "write a recording as one HTML file"),
         (_options_of_scaling, "show why the dot product is divided by sqrt(d)"),
         (_options_of_regress, "predict a column of a table by kernel regression"),
@@ -128,6 +129,7 @@ def _options_of_record(command: argparse.ArgumentParser) -> None:
     option("--keep", choices=("disk", "statistics"), default="disk", help=keep)
     values = "values too: all, or their norms alone, for pictures of ‖A v‖ (default: neither)"
     option("--values", choices=("all", "norms"), help=values)
+    option("--parts", **_FLAG_OPTION, help="what logits are made of too, for attlas why and Why? in attlas view")
     option = command.add_argument_group("how the model is run").add_argument
     option("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
@@ -256,6 +258,21 @@ def _options_of_picture(command: argparse.ArgumentParser) -> None:
         help="1200 × 630 pixels to share: what a head does in words, and the cells that show it",
     )
     option("-o", "--out", **_FILE_OPTION, required=True, help="head.png, .svg or .pdf")
+
+
+def _options_of_why(command: argparse.ArgumentParser) -> None:
+    """Say why a head looks where it looks: what each part of the query and of the key adds to its logit.
+
+    Examples
+    --------
+    attlas record --parts -o run.atlas
+    attlas why run.atlas --head 2.4 --at 1058,1051 -o why.png
+    """
+    _add_recording_folder(command)
+    option = command.add_argument
+    option("--head", metavar="L.H", required=True, help="layer and head")
+    option("--at", metavar="I,J", required=True, help="positions of the query and of the key in the text")
+    option("-o", "--out", **_FILE_OPTION, help="a picture of it: .png, .svg or .pdf")
 
 
 def _options_of_report(command: argparse.ArgumentParser) -> None:

@@ -74,6 +74,8 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
         raise UsageError("--generate needs a model that writes.", name, "leave --generate out")
     values: Any = True if arguments.values == "all" else arguments.values or False
     options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa, "values": values}
+    if arguments.parts:
+        options["parts"] = True
     details = {"source": source, "command": arguments.command}
     return record_text(loaded, ids, options, details, arguments, terminal)
 

@@ -10,6 +10,7 @@ from attlas.heads.changes import ChangedCell, Changes, changes
 from attlas.heads.chosen_keys import missed
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.contacts import Contacts, contacts
+from attlas.heads.contributions import contributions
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
 from attlas.heads.explanation import Bands, CellExplanation, MapExplanation, PairOfParts, Part, Prediction, explain
@@ -45,7 +46,7 @@ __all__ = [
     "EntropyAlarm", "FavouriteToken", "FirstToken", "Fixed", "FixedDistance", "Head", "Induction", "Local",
     "MapExplanation", "PairOfParts", "Part", "Pattern", "Prediction", "PreviousToken", "Retrieval", "Separator",
     "SinkKeys", "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "changes", "classify",
-    "contacts", "current_token", "diagonal", "duplicate_token", "effect", "explain", "first_token", "fixed_distance",
-    "flow", "induction", "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block",
-    "retrieval_score", "rollout", "scores", "separator", "sink_keys", "span_table",
+    "contacts", "contributions", "current_token", "diagonal", "duplicate_token", "effect", "explain", "first_token",
+    "fixed_distance", "flow", "induction", "local", "measure", "missed", "name", "previous_token", "qk_clip",
+    "repeated_block", "retrieval_score", "rollout", "scores", "separator", "sink_keys", "span_table",
 ]  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from attlas.matrix.kinds.chained import ChainedWeights
 from attlas.matrix.kinds.combination import Combination
 from attlas.matrix.kinds.diagonal import DiagonalWeights
+from attlas.matrix.kinds.joint import JointNorms
+from attlas.matrix.kinds.output_shares import OutputShares
 from attlas.matrix.kinds.pointwise import PointwiseWeights
 from attlas.matrix.kinds.stacked import StackedWeights
 from attlas.matrix.kinds.stick_breaking import StickBreakingWeights
@@ -15,7 +17,7 @@ from attlas.matrix.weights import Weights
 STORED_KINDS: dict[str, type[Weights]] = {
     kind.__name__: kind
     for kind in (
-        ChainedWeights, Combination, DiagonalWeights, PointwiseWeights, StackedWeights, StickBreakingWeights,
-        TransportWeights,
+        ChainedWeights, Combination, DiagonalWeights, JointNorms, OutputShares, PointwiseWeights, StackedWeights,
+        StickBreakingWeights, TransportWeights,
     )
 }  # fmt: skip

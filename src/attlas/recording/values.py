@@ -94,6 +94,29 @@ def output_projection(model: nn.Module, path: str) -> nn.Module | None:
     return None
 
 
+def output_map(model: nn.Module, path: str, size: int) -> tuple[Tensor, Tensor | None] | None:
+    """Return the linear map behind an attention by heads, shape (heads, size, out), and its bias; None if not known.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    path : str
+        Path of the attention in it, as `Entry.name` has it.
+    size : int
+        Size of a value.
+    """
+    try:
+        module = output_projection(model, path.partition("#")[0])
+    except AttributeError:  # another model
+        return None
+    weight = None if module is None else _weight_of_linear(module, "")
+    if weight is None or weight.shape[1] % size:
+        return None
+    bias = getattr(module, "bias", None)
+    return weight.unflatten(1, (-1, size)).permute(1, 2, 0), bias.detach() if isinstance(bias, Tensor) else None
+
+
 def _select_places(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
     """Select some indices along an axis, without waiting for a device."""
     return t.index_select(axis, to_device(torch.tensor(places, device="cpu"), t.device))

@@ -101,7 +101,13 @@ class Shown:
             "readable": weights is not None,
             "largest_norms": {name: float(t.max()) for name, t in self.norms.items() if t.numel()},
             "grids": self.grids,
+            "parts": self.has_parts,
         }
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether what its queries and keys are made of was recorded."""
+        return any(stream.reader(self.entry.name) is not None for stream in self.atlas.parts)
 
     @cached_property
     def are_signed(self) -> bool:

@@ -20,6 +20,7 @@ import { holdsHead } from "./data/held.js";
 import { DEFAULTS, bindHash, createStore, readHash, isEqual } from "./data/state.js";
 import { mountSays } from "./panels/says.js";
 import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from "./start.js";
+import { mountWhy } from "./panels/why.js";
 import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
 import { createTexts } from "./data/tokens.js";
@@ -99,6 +100,7 @@ export function mount(root, transport, options = {}) {
       [mountCompare, shell.compare],
       [mountStatus, shell.status],
       [mountSays, shell.says],
+      [mountWhy, shell.tools],
       [mountLines, shell.lines],
     ];
     for (const [mountPanel, element] of panels) {

@@ -26,6 +26,8 @@ interface Entry {
   largest: Record<string, number>;
   sink: boolean;
   readable: boolean;
+  /** Whether logits can be explained by the parts of queries and keys. */
+  parts?: boolean;
   largest_norms: Record<string, number>;
   /** Numbers of the grids of pictures among its keys. */
   grids?: number[];
@@ -173,6 +175,50 @@ interface CellDetails {
   rounded?: boolean;
   below?: number;
 }
+/** A part of queries or keys, and what it adds to a logit; `role` is what its head is called in the recording. */
+interface WhyPart {
+  name: string;
+  kind: string;
+  layer: number | null;
+  head: number | null;
+  role: string;
+  logit: number;
+}
+/** The part that adds most to a key, the tokens that its head took it from, and that head on the page. */
+interface WhyWriter extends WhyPart {
+  sources: { at: number; logit: number }[];
+  others?: number;
+  row: number | null;
+  without: { logit: number; weight: number } | null;
+  place?: HeadPlace;
+}
+/** Why a weight is where it is: its logit as a sum over parts. */
+interface Why {
+  layer: number;
+  head: number;
+  cell: [i: number, j: number];
+  logit: number;
+  weight: number;
+  total: number;
+  remainder: number;
+  relative: boolean;
+  above: number;
+  mean: number;
+  keys: WhyPart[];
+  queries: WhyPart[];
+  pairs: { query: WhyPart; key: WhyPart; logit: number }[];
+  writer: WhyWriter | null;
+  notes: string[];
+}
+/** The tokens around a cell and the token that its writer read, by their positions. */
+interface WhyWords {
+  words: Map<number, string>;
+  /** Tokens of the text; 0 where queries and keys are of two texts. */
+  length: number;
+  i: number;
+  j: number;
+  source: number | null;
+}
 /** A cell and its weight. */
 type WeightedCell = [i: number, j: number, weight: number];
 /** Tokens that are one character together: `[start, stop, character]`. */
@@ -258,6 +304,7 @@ interface Questions {
   region: BinaryAnswer;
   pair: JsonAnswer<{ weights: (number | null)[]; agreement: (number | null)[] | null }>;
   cell: JsonAnswer<CellDetails>;
+  why: JsonAnswer<Why>;
   top: JsonAnswer<{ cells: WeightedCell[]; rounded?: boolean }>;
   offline: JsonAnswer<{ page?: string; data: PackedData }>;
   reading: JsonAnswer<ReadingStatus>;

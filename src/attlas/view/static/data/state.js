@@ -37,7 +37,7 @@ export const DEFAULTS = Object.freeze({
   ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
-  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "export" | "compare"
+  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "why" | "export" | "compare"
   tour: null, // null | the index of the bookmark that a tour shows
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
   off: "", // what a text is read again without: heads by entry and head, "2.4,3.1", and tokens, "2.4;12-15"

@@ -19,6 +19,7 @@ const listKeys = () => [
   ]],
   [t("Reading"), [
     [t("Enter, click"), t("pin the cell under the crosshair: the text shows its row")],
+    ["w", t("why the pinned weight is where it is")],
     ["/", t("search: text, 50000-60000, or 60321,102")],
     ["Escape", t("let go of the pin, close what is open")],
     ["n p", t("next, previous step of a tour")],

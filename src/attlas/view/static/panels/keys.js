@@ -31,6 +31,7 @@ export function createKeys(root, { store, map, announce }) {
     "-": () => map.zoomBy(-1),
     "/": () => store.set({ panel: "search" }),
     "?": () => store.set({ panel: store.state.panel === "help" ? "" : "help" }),
+    w: () => store.set({ panel: store.state.panel === "why" ? "" : "why" }),
     n: () => store.set({ step: 1 }),
     p: () => store.set({ step: -1 }),
     Escape: () => escape(),

@@ -1,0 +1,172 @@
+"""Why a weight is where it is, as a picture: two arrows over the text, and what each part of the key adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from attlas.errors import ShapeError, public
+from attlas.pictures.maps import ACCENT, INK, SOFT, sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BARS = 6  # parts with a bar of their own
+_NEAR = 3  # tokens around each of the three that are shown
+_BLUE, _PALE_BLUE, _PALE_RED, _GREY = "#18436a", "#d9e6ee", "#fbe9e2", "#b3cddf"
+_LETTER = 0.105  # inches of a letter of 11 points, in a font where all have one width
+
+
+@public("pictures.why()")
+def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: int, title: str = "") -> Figure:
+    """Draw why a weight is where it is: arrows over the text, and a bar for each part of the key.
+
+    Parameters
+    ----------
+    summary : mapping
+        What `attlas.heads.explanation.summary` gives.
+    tokens : sequence of str
+        Texts of the tokens.
+    query, key : int
+        Places of the query and of the key among them.
+    title : str
+        Title of the picture.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+    ShapeError
+        If a place lies outside of the tokens.
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> part = {"name": "head 0·0", "role": "previous token", "logit": 8.3}
+    >>> told = {"weight": 0.98, "logit": 17.9, "above": 15.3, "relative": True, "keys": [part]}
+    >>> told["writer"] = {**part, "sources": [{"at": 0, "logit": 8.5}], "without": {"weight": 0.09}}
+    >>> figure = pictures.why(told, ["temp", "late", "=", "temp"], query=3, key=1)
+    >>> len(figure.axes)
+    2
+    """
+    for name, place in (("query", query), ("key", key)):
+        if not 0 <= place < len(tokens):
+            found = f"{name} = {place}, {len(tokens)} tokens"
+            raise ShapeError("query and key must be places of tokens.", found, f"{name}={len(tokens) - 1}")
+    writer = summary["writer"]
+    sources = writer["sources"] if writer else []
+    source = sources[0]["at"] if sources and 0 <= sources[0]["at"] < len(tokens) else None
+    shown = _shown([query, key, *([] if source is None else [source])], len(tokens))
+    words = [_visible(tokens[place]) for place in shown]
+    wide = sum(_LETTER * len(word) + 0.18 for word in words) + 0.3 * _gaps(shown)
+    figure = sheet(max(wide + 0.4, 8.5), 4.6)
+    text, bars = figure.subplots(2, 1, height_ratios=(1.0, 1.35))
+    _draw_text(text, shown, words, (query, key, source), summary, max(wide, 8.1))
+    _draw_bars(bars, summary)
+    if title:
+        text.set_title(title, loc="left", fontsize=12, color=INK, parse_math=False)
+    return figure
+
+
+def _shown(places: Sequence[int], length: int) -> list[int]:
+    """Return the places of the tokens near some others, ascending."""
+    near = {at for place in places for at in range(place - _NEAR, place + _NEAR + 1)}
+    return sorted(at for at in near if 0 <= at < length)
+
+
+def _gaps(shown: Sequence[int]) -> int:
+    """Return how often tokens between two that are shown are left out."""
+    return sum(b - a > 1 for a, b in pairwise(shown))
+
+
+def _visible(token: str) -> str:
+    """Return a token with its whitespace as signs, at most 24 letters of it."""
+    text = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") or "∅"
+    return text if len(text) <= 24 else f"{text[:23]}…"
+
+
+def _draw_text(
+    ax: Axes,
+    shown: Sequence[int],
+    words: Sequence[str],
+    places: tuple[int, int, int | None],
+    summary: Mapping[str, Any],
+    width: float,
+) -> None:
+    """Draw the tokens with an arrow from the query to its key, and one from the key to the token its writer read."""
+    query, key, source = places
+    styles: dict[int | None, tuple[str, str]] = {source: (_PALE_RED, ACCENT), key: (_PALE_BLUE, _BLUE)}
+    styles[query] = (_PALE_BLUE, _BLUE)
+    ax.set_axis_off()
+    x, middles, before = 0.1, {}, None
+    for place, word in zip(shown, words, strict=True):
+        if before is not None and place - before > 1:
+            ax.text(x + 0.15, 0, "…", ha="center", va="center", color=SOFT)
+            x += 0.3
+        back, ink = styles.get(place, ("none", INK))
+        size = _LETTER * len(word) + 0.18
+        box = {"boxstyle": "round,pad=0.2", "facecolor": back, "edgecolor": "none"}
+        ax.text(x + size / 2, 0, word, ha="center", va="center", family="monospace", fontsize=11, color=ink, bbox=box,
+                parse_math=False)  # fmt: skip
+        middles[place] = x + size / 2
+        x, before = x + size, place
+    ax.set(xlim=(0, width), ylim=(-1.7, 1.9))
+    _arrow(ax, middles[query], middles[key], 0.32, _BLUE)
+    centre = (middles[query] + middles[key]) / 2
+    ax.text(centre, 1.3, f"weight {summary['weight']:.2f}", color=_BLUE, ha="center", fontsize=10)
+    writer = summary["writer"]
+    if source is None or writer is None:
+        return
+    if source != key:
+        _arrow(ax, middles[key], middles[source], -0.32, ACCENT)
+    label = f"{_label(writer)} read this and wrote it into the key"
+    at = min(max(middles[key], 2.2), max(width - 2.2, 2.2))
+    ax.text(at, -1.3, label, color=ACCENT, ha="center", fontsize=10, parse_math=False)
+
+
+def _arrow(ax: Axes, start: float, end: float, y: float, color: str) -> None:
+    """Draw an arrow in an arc over the line of tokens, or below it where y is negative."""
+    lift = min(1.15 / max(abs(end - start), 0.4), 0.9)
+    bend = lift if (start > end) == (y > 0) else -lift
+    style = {"arrowstyle": "-|>", "color": color, "lw": 1.8, "connectionstyle": f"arc3,rad={bend / 2}"}
+    ax.annotate("", (end, y), (start, y), arrowprops=style)
+
+
+def _draw_bars(ax: Axes, summary: Mapping[str, Any]) -> None:
+    """Draw what each part of the key adds, the largest first, and all others together."""
+    writer, keys = summary["writer"], summary["keys"]
+    labels, numbers = [_label(part) for part in keys[:_BARS]], [part["logit"] for part in keys[:_BARS]]
+    colors = [ACCENT if writer and part["name"] == writer["name"] else _GREY for part in keys[:_BARS]]
+    if len(keys) > _BARS:
+        labels.append(f"{len(keys) - _BARS} other parts")
+        numbers.append(sum(part["logit"] for part in keys[_BARS:]))
+        colors.append(_GREY)
+    ax.barh(range(len(labels)), numbers, color=colors)
+    ax.set_yticks(range(len(labels)), labels, parse_math=False)
+    ax.invert_yaxis()
+    ax.margins(x=0.1)
+    for place, number in enumerate(numbers):
+        side = "left" if number >= 0 else "right"
+        ax.annotate(f"{number:+.1f}", (number, place), (4 if number >= 0 else -4, 0), textcoords="offset points",
+                    va="center", ha=side, fontsize=9, color=INK)  # fmt: skip
+    above = "above the mean of its row" if summary["relative"] else "of this cell"
+    total = summary["above"] if summary["relative"] else summary["logit"]
+    ax.set_xlabel(f"logit {above}: {total:+.1f}, the sum of what each part of the key adds", color=INK)
+    ax.axvline(0, color=INK, lw=0.8)
+    ax.spines[["top", "right"]].set_visible(False)
+    if writer and writer["without"]:
+        told = (
+            f"without {writer['name']}:\nweight {summary['weight']:.2f} → {writer['without']['weight']:.2f} predicted"
+        )
+        ax.text(0.98, 0.06, told, transform=ax.transAxes, ha="right", va="bottom", color=ACCENT, fontsize=10)
+
+
+def _label(part: Mapping[str, Any]) -> str:
+    """Return a part as a person reads it."""
+    return f"{part['name']} ({part['role']})" if part["role"] else str(part["name"])

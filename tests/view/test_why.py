@@ -1,0 +1,115 @@
+"""The answer to why a weight is where it is: the numbers of `heads.explain`, the earlier head's place, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.atlases import atlas_of
+
+import attlas
+import attlas.models
+from attlas import heads, pictures
+from attlas.cli.command import main
+from attlas.errors import ShapeError
+from attlas.heads.explanation.summary import summary
+from attlas.recording.atlas import Atlas
+from attlas.view import Service
+
+N = 60
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Atlas:
+    model = attlas.nn.GPT2.from_pretrained(attlas.models.path()).eval()
+    ids = heads.repeated_block(4096, period=N // 2, blocks=1)
+    with torch.no_grad(), attlas.record(model, parts=True, tokens=[f"w{i}" for i in range(N)]) as atlas:
+        model(ids)
+    return atlas
+
+
+def cell_of(atlas: Atlas) -> tuple[int, int]:
+    """Return the cell of largest weight of head 2·4 whose key follows the earlier copy of the query's token."""
+    row = max(range(N // 2, N), key=lambda i: float(atlas[2][0, 4, i, i - N // 2 + 1]))
+    return row, row - N // 2 + 1
+
+
+def asked(service: Service, **parameters: Any) -> tuple[int, dict[str, Any]]:
+    answer = service.answer("why", {name: str(value) for name, value in parameters.items()})
+    return answer.status, json.loads(answer.body)
+
+
+def test_has_the_numbers_of_the_explanation(recorded: Atlas) -> None:
+    i, j = cell_of(recorded)
+    why = heads.explain(recorded, 2, 4, cell=(i, j))
+    service = Service(recorded)
+    try:
+        status, told = asked(service, entry=2, head=4, i=i, j=j)
+        assert status == 200
+        assert told["logit"] == pytest.approx(why.logit)
+        assert sum(part["logit"] for part in told["keys"]) == pytest.approx(told["above"], abs=1e-4)
+        assert sum(part["logit"] for part in told["queries"]) == pytest.approx(told["above"], abs=1e-4)
+        assert told["above"] + told["mean"] == pytest.approx(told["logit"], abs=1e-4)
+        writer = told["writer"]
+        assert writer["name"] == "head 0·0"
+        assert writer["place"] == {"entry": 0, "head": 0}
+        assert writer["sources"][0]["at"] == j - 1
+        given = sum(source["logit"] for source in writer["sources"]) + writer["others"]
+        assert given == pytest.approx(float(why.sources("head 0·0").sum()), abs=1e-4)
+        assert writer["without"]["weight"] == pytest.approx(why.without("head 0·0").weight)
+        assert asked(service, entry=2, head="mean", i=i, j=j) == (
+            409, {"error": "the mean of heads has no logits; choose one head"}
+        )  # fmt: skip
+        assert asked(service, entry=2, head=4, i=N, j=0)[0] == 404
+        assert service.source.info["entries"][2]["parts"] is True
+    finally:
+        service.close()
+
+
+def test_a_recording_without_parts_is_refused_with_the_way_out() -> None:
+    q = torch.randn(1, 2, 9, 8)
+    service = Service(atlas_of(attlas.attend(q, q, mask=attlas.Causal()), model="tiny"))
+    try:
+        status, told = asked(service, entry=0, head=1, i=5, j=2)
+        assert (status, "attlas record --parts" in told["error"]) == (409, True)
+        assert service.source.info["entries"][0]["parts"] is False
+    finally:
+        service.close()
+
+
+def test_the_command_says_it_and_draws_it(recorded: Atlas, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded.save(tmp_path / "run.atlas")
+    i, j = cell_of(recorded)
+    command = ["why", str(tmp_path / "run.atlas"), "--head", "2.4"]
+    assert main([*command, "--at", f"{i},{j}", "-o", str(tmp_path / "why.svg")]) == 0
+    told = capsys.readouterr().out
+    assert f'Head 2·4 at "w{i}" ({i}) looks at "w{j}" ({j})' in told
+    assert "head 0·0" in told
+    assert f'It took that from "w{j - 1}" ({j - 1}), the token before.' in told
+    assert (tmp_path / "why.svg").stat().st_size > 1000
+    for wrong, reason in ((["--at", "5"], "--at must be a query"), (["--at", f"{N},0"], "--at must be a query")):
+        assert main([*command, *wrong]) == 2
+        assert reason in capsys.readouterr().err
+    assert main(["why", str(tmp_path / "run.atlas"), "--head", "2-4", "--at", "5,2"]) == 2
+    assert "LAYER.HEAD" in capsys.readouterr().err
+    recorded_without = atlas_of(attlas.attend(torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)), model="tiny")
+    recorded_without.save(tmp_path / "bare.atlas")
+    assert main(["why", str(tmp_path / "bare.atlas"), "--head", "0.1", "--at", "5,2"]) == 2
+    assert "attlas record --parts" in capsys.readouterr().err
+
+
+def test_the_picture_has_the_bars_of_the_parts(recorded: Atlas) -> None:
+    i, j = cell_of(recorded)
+    told = summary(recorded, 2, 4, cell=(i, j), names={(0, 0): "previous token"})
+    figure = pictures.why(told, [f"w{at}" for at in range(N)], query=i, key=j)
+    text, bars = figure.axes
+    patches: Any = bars.patches
+    lengths = [bar.get_width() for bar in patches]
+    assert sum(lengths) == pytest.approx(told["above"], abs=1e-3)
+    assert bars.get_yticklabels()[0].get_text() == "head 0·0 (previous token)"
+    assert len([label for label in text.texts if label.get_text() in {f"w{i}", f"w{j}", f"w{j - 1}"}]) == 3
+    with pytest.raises(ShapeError, match=r"pictures\.why\(\): query and key must be places"):
+        pictures.why(told, ["w"], query=i, key=j)
