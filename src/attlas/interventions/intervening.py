@@ -21,7 +21,7 @@ from attlas.recording.hooks import AttentionCall, Change, Pool, is_recording
 from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_calls import LinearCall, read_matrix
 from attlas.recording.parallel import heads_here
-from attlas.recording.parts.recorder import PartsRecorder
+from attlas.recording.parts.recorder import PartsHearing, PartsRecorder
 from attlas.recording.traced import Handler, Hooks
 
 
@@ -108,7 +108,7 @@ def intervene(
     return Intervening(model, tuple(items), patch_sdpa)
 
 
-class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
+class Intervening(ModelFollower, PartsHearing, AbstractContextManager[nn.Module]):
     """Interventions on one model; made by `intervene`, entered once.
 
     See Also
@@ -153,16 +153,6 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         # Of what is written to the residual stream.
         if self._parts is not None:
             self._parts.add_hooks(hooks)
-
-    def _begin_part(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Note that a module of the residual stream begins."""
-        if self._parts is not None and self._passes.inside and is_recording(self) and not in_backward():
-            self._parts.begin(module, args, kwargs)
-
-    def _end_part(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note that a module of the residual stream has ended; `output` is None after an error."""
-        if self._parts is not None and self._passes.inside and is_recording(self) and not in_backward():
-            self._parts.end(module, args, output)
 
     def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._begin_pass(args, kwargs)

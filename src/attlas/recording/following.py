@@ -76,7 +76,7 @@ class ModelFollower(Listener):
         self._matched: dict[str, list[tuple[int | str, ...]]] = {}
         watched = list(model.named_modules()) if patch_sdpa else attentions.watched()
         active = partial(is_recording, self)
-        self._passes = Passes(model, watched, active, self._begin_pass, self._end_pass, self._extra_handlers())
+        self._passes: Passes = Passes(model, watched, active, self._begin_pass, self._end_pass, self._extra_handlers())
 
     def _follow_model(self, stack: ExitStack) -> None:
         """Let the model attend with attlas, and listen to each of its attentions, until the block ends."""

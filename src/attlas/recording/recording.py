@@ -35,12 +35,11 @@ from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_hearing import LinearHearing
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
-from attlas.recording.parts.recorder import KeptRows, PartsRecorder, rows_of_parts
+from attlas.recording.parts.recorder import KeptRows, PartsHearing, PartsRecorder, checked_parts, stored_rows
 from attlas.recording.pipelines import denoiser_of
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
-from attlas.recording.snapshot import detached_tensor
 from attlas.recording.text import RecordedText, count_beams, hidden_state
 from attlas.recording.traced import Handler, Hooks, numbered
 from attlas.recording.values import values_of_call
@@ -262,7 +261,7 @@ def record(
     for name, flag in (("linear", linear), ("handwritten", handwritten)):
         if not isinstance(flag, bool):
             raise ShapeError(f"{name} must be True or False.", f"{name} = {flag!r}", f"{name}=False")
-    rows, values = _checked_parts(parts, values, keep, queries)
+    rows, values = checked_parts(parts, values, keep, queries)
     recording = Recording(
         model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten,
         sum_passes, rows,
@@ -272,29 +271,7 @@ def record(
     return recording
 
 
-def _checked_parts(
-    parts: Any, values: bool | Literal["norms"], keep: str, queries: slice | range | None
-) -> tuple[KeptRows | None, bool | Literal["norms"]]:
-    """Return the rows of which parts are kept, and which values are: those of heads whose parts are.
-
-    Raises
-    ------
-    ShapeError
-        If other settings keep no queries and keys of whole texts.
-    """
-    if parts is False:
-        return None, values
-    rows = rows_of_parts(parts)
-    if keep == "statistics" or queries is not None:
-        rule, found = (
-            "parts belong to recorded queries and keys of whole texts.",
-            f"keep = {keep!r}, queries = {queries!r}",
-        )
-        raise ShapeError(rule, found, 'parts=True, keep="cpu", without queries')
-    return rows, True
-
-
-class Recording(LinearHearing, AbstractContextManager[Atlas]):
+class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
     """A recording of one model; made by `record`, entered once.
 
     See Also
@@ -343,9 +320,10 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if gates:
             sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
             self._gates = GateRecorder(model, sites, device)
-        self._parts = (
-            None if parts is None else PartsRecorder(model, self._attentions, self._keep_part, parts, "record()")
-        )
+        if parts is not None:
+            self._parts = PartsRecorder(
+                model, self._attentions, lambda t: stored_rows(t, self._policy), parts, "record()"
+            )
         self._hears_linear = linear
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
@@ -408,25 +386,6 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
     def _extra_handlers(self) -> dict[str, Handler]:
         return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate,
                 "begin part": self._begin_part, "end part": self._end_part}  # fmt: skip
-
-    def _keep_part(self, t: Tensor) -> Tensor:
-        """Return a tensor of the residual stream where it is kept."""
-        t = detached_tensor(t, self._policy.device)
-        return t if self._policy.disk is None else self._policy.disk.mapped(t)
-
-    def _begin_part(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Note that a module of the residual stream begins."""
-        if self._parts is not None and self._hears_parts:
-            self._parts.begin(module, args, kwargs)
-
-    def _end_part(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note that a module of the residual stream has ended; `output` is None after an error."""
-        if self._parts is not None and self._hears_parts:
-            self._parts.end(module, args, output)
-
-    @property
-    def _hears_parts(self) -> bool:
-        return is_recording(self) and self._passes.inside and not in_backward()
 
     def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Keep the input of an output projection, from which gates are measured."""

@@ -81,6 +81,9 @@ class Bands:
         What each pair adds; they sum to the logit but for `rest`.
     rest : float
         What the coordinates that are not turned add, and a bias of the score.
+    turning : (Tensor, Tensor, int, Tensor)
+        What a turn of the query against the key is multiplied with, its cosine and its sine, each (pairs,); the row of
+        the query; cosine and sine of every row, (n, pairs, 2).
 
     See Also
     --------
@@ -144,6 +147,8 @@ class CellExplanation:
         Query and key.
     terms : Terms
         What the logit is made of.
+    table : Tensor, optional, shape (query parts, key parts)
+        The terms, where they are known: those of a cell relative to its row.
 
     Attributes
     ----------

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.foundation.checks import is_integer
+from attlas.foundation.compat import in_backward
 from attlas.recording.atlas.streams import Reader, Rotation, Stream, Write, mapped_rows
 from attlas.recording.discovery import AttentionSite, ModelAttentions
-from attlas.recording.hooks import AttentionCall
+from attlas.recording.hooks import AttentionCall, is_recording
 from attlas.recording.parts.calls import Call, Calls, is_norm, same_tensor, watched_in
 from attlas.recording.parts.fits import same
 from attlas.recording.parts.removal import made_without
 from attlas.recording.parts.walk import Attending, UnknownLayoutError, Walk
+from attlas.recording.passes import Passes
+from attlas.recording.sequence import RetentionPolicy
+from attlas.recording.snapshot import detached_tensor
 from attlas.recording.traced import Hooks
 from attlas.recording.values import output_projection
 
@@ -300,6 +304,56 @@ class PartsRecorder:
         writes = [*self._running[self._blocks[id(around.module)][0]].writes, *walk.writes]
         reader = next((reader for reader in walk.readers if reader.name == path), None)
         return made_without(walk, writes[: len(writes) if reader is None else reader.count], source, keys=keys)
+
+
+def checked_parts(
+    parts: Any, values: bool | Literal["norms"], keep: str, queries: slice | range | None
+) -> tuple[KeptRows | None, bool | Literal["norms"]]:
+    """Return the rows of which parts are kept, and which values are: those of heads whose parts are.
+
+    Raises
+    ------
+    ShapeError
+        If other settings keep no queries and keys of whole texts.
+    """
+    if parts is False:
+        return None, values
+    rows = rows_of_parts(parts)
+    if keep == "statistics" or queries is not None:
+        rule, found = (
+            "parts belong to recorded queries and keys of whole texts.",
+            f"keep = {keep!r}, queries = {queries!r}",
+        )
+        raise ShapeError(rule, found, 'parts=True, keep="cpu", without queries')
+    return rows, True
+
+
+def stored_rows(t: Tensor, policy: RetentionPolicy) -> Tensor:
+    """Return a tensor of rows where a recording keeps its tensors."""
+    t = detached_tensor(t, policy.device)
+    return t if policy.disk is None else policy.disk.mapped(t)
+
+
+class PartsHearing:
+    """Base of what follows a model and its residual stream: the hooks of the modules that write to it."""
+
+    _passes: Passes
+    _parts: PartsRecorder | None = None
+
+    @property
+    def _hears_parts(self) -> bool:
+        """Whether a module that runs is one of a pass that is followed."""
+        return self._passes.inside and is_recording(self) and not in_backward()  # type: ignore[arg-type]  # a Listener
+
+    def _begin_part(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Note that a module of the residual stream begins."""
+        if self._parts is not None and self._hears_parts:
+            self._parts.begin(module, args, kwargs)
+
+    def _end_part(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that a module of the residual stream has ended; `output` is None after an error."""
+        if self._parts is not None and self._hears_parts:
+            self._parts.end(module, args, output)
 
 
 def rows_of_parts(rows: Any) -> KeptRows:
