@@ -57,15 +57,15 @@ class Triton(Backend):
         known = exact(lse, math.inf)
         if known is None or not gradient.is_closed or not trusted.is_right(request, {"gradient": True}):
             return None
-        of, parameters = operands_of(request), request.parameters()
+        operands, parameters = operands_of(request), request.parameters()
         score: Any = pairs.unscaled(request.problem.score)[0]
         q, k = request.tokens
-        if of.pairs is None or not isinstance(q, Tensor) or not isinstance(k, Tensor):
+        if operands.pairs is None or not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
-        found = slopes.gradients(of, known, gradient, request.plan.budget(request.device.type))
+        found = slopes.gradients(operands, known, gradient, request.plan.budget(request.device.type))
         size = q.shape[-1]
         d_parameters: list[Tensor | None]
-        if of.kind == pairs.ADDITIVE:
+        if operands.kind == pairs.ADDITIVE:
             # All parameters but the weights of the hidden units act through the projected tokens.
             factor = pairs.unscaled(request.problem.score)[1]
             d_parameters = [found.weights[:size] * factor if p is score.w_v else None for p in parameters]
@@ -95,10 +95,10 @@ class Triton(Backend):
     ) -> dict[str, Tensor] | None:
         # Numbers of the matrix from as few passes as they need; None where the kernels cannot take them.
         problem = request.problem
-        of = operands_of(request)
-        if v is not None and not of.takes(v):
+        operands = operands_of(request)
+        if v is not None and not operands.takes(v):
             return None
-        if of.kind >= pairs.BOXCAR and wanted.keys() & {"mean", "variance"}:
+        if operands.kind >= pairs.BOXCAR and wanted.keys() & {"mean", "variance"}:
             return None  # of logits that are -inf
         if lse is not None and not problem.partial and (lse := exact(lse, math.inf)) is None:
             return None
@@ -106,19 +106,19 @@ class Triton(Backend):
             return None
         # The weights of a row then sum to 1, or to 0 where it sees no key: nothing has to be summed.
         complete = problem.sink is None and not problem.partial
-        found = found_by(of, wanted, v, lse, request.plan.budget(problem.device.type), complete=complete)
+        found = found_by(operands, wanted, v, lse, request.plan.budget(problem.device.type), complete=complete)
         if found is None:
             return None
         numbers = [t for name, t in found.items() if name not in ("lse", "max_logit", "top_keys")]
-        return found if all_finite(of.q, of.k, finite_shift(found["lse"]), *numbers) else None
+        return found if all_finite(operands.q, operands.k, finite_shift(found["lse"]), *numbers) else None
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
         # None where the kernels were found to be wrong on this device, or some number is not finite.
         if not trusted.is_right(request, {"lse": True}):
             return None
-        of = operands_of(request)
-        lse = with_row(of, launch.online(of, (), None, 0).lse)
-        return lse if all_finite(of.q, of.k, finite_shift(lse)) else None
+        operands = operands_of(request)
+        lse = with_row(operands, launch.online(operands, (), None, 0).lse)
+        return lse if all_finite(operands.q, operands.k, finite_shift(lse)) else None
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
         """Compute some cells of all batches and heads; None for a choice of these."""
@@ -127,14 +127,14 @@ class Triton(Backend):
             return None
         if not trusted.is_right(request, {form: True}):
             return None
-        of = operands_of(request)
+        operands = operands_of(request)
         rows = at.rows if at.row_index is None else at.row_index
         columns = at.columns if at.column_index is None else at.column_index
         if form == "logits":
-            return launch.cells(of, rows, columns, None)
+            return launch.cells(operands, rows, columns, None)
         if lse is None and (lse := self.log_sum_exp(request)) is None:
             return None
-        return launch.cells(of, rows, columns, launch.without_row(of, lse), log=form == "log weights")
+        return launch.cells(operands, rows, columns, launch.without_row(operands, lse), log=form == "log weights")
 
 
 class DotGradients(Backend):
@@ -160,10 +160,14 @@ class DotGradients(Backend):
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
-        of, known = operands_of(request), exact(lse, math.inf)
-        if known is None or not backward.takes(of, gradient) or not trusted.has_right_gradients(request, gradient):
+        operands, known = operands_of(request), exact(lse, math.inf)
+        if (
+            known is None
+            or not backward.takes(operands, gradient)
+            or not trusted.has_right_gradients(request, gradient)
+        ):
             return None
-        found = backward.gradients(of, launch.without_row(of, known), gradient)
+        found = backward.gradients(operands, launch.without_row(operands, known), gradient)
         return Gradients([found.q], [found.k], [], found.pooled, found.delta)
 
 

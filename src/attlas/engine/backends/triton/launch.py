@@ -43,16 +43,16 @@ def _launch_kernel(name: str, grid: tuple[int, int], shape: Shape, arguments: Ma
     kernel(name)[grid](**arguments, ROWS=shape.rows, COLS=shape.columns, **shape.settings)
 
 
-def _launch_shape(kernel: str, of: Operands, m: int, width: int = 0) -> Shape:
+def _launch_shape(kernel: str, operands: Operands, m: int, width: int = 0) -> Shape:
     """Return the shape that a kernel runs in, for m queries and values of a width."""
     return shape_of(
         kernel,
-        of.q.dtype,
-        max(of.width, width),
+        operands.q.dtype,
+        max(operands.width, width),
         m,
-        changed=of.changed,
-        pairs=of.pairs is not None,
-        major=major_of(of.q.device),
+        changed=operands.changed,
+        pairs=operands.pairs is not None,
+        major=major_of(operands.q.device),
     )
 
 
@@ -74,24 +74,24 @@ class Online(NamedTuple):
     floor: Tensor | None
 
 
-def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> Online:
+def online(operands: Operands, names: Sequence[str], v: Tensor | None, top: int) -> Online:
     """Return log-sum-exp, numbers of rows by name, the product with values, and a floor for the `top` largest.
 
     A strip is the queries of one program, a split one of several shares of the keys of a strip; `pairs` counts batch ×
     heads.
     """
-    batch, heads, m, n = of.shape
+    batch, heads, m, n = operands.shape
     pairs = batch * heads
     e = 0 if v is None else v.shape[-1]
-    shape = _launch_shape("online", of, m, padded(e) if e else 0)
+    shape = _launch_shape("online", operands, m, padded(e) if e else 0)
     strips = -(-m // shape.rows)
-    splits = splits_of(strips * pairs, n, of.q)
+    splits = splits_of(strips * pairs, n, operands.q)
 
-    each = of.each()  # each run of keys has programs of its own, which are joined as those that share a row
+    each = operands.each()  # each run of keys has programs of its own, which are joined as those that share a row
     parts = splits * len(each)
 
     def rows(wanted: bool = True) -> Tensor | None:
-        return torch.empty(parts, pairs, m, dtype=torch.float32, device=of.q.device) if wanted else None
+        return torch.empty(parts, pairs, m, dtype=torch.float32, device=operands.q.device) if wanted else None
 
     moments = "mean" in names or "variance" in names
     peak, total, moment, squares = rows(), rows(), rows("entropy" in names), rows("squares" in names)
@@ -123,7 +123,9 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
                 "TOP": top,
             },
         )
-    return _join_splits(of, names, peak, total, moment, squares, _mean_and_variance(count, mean, spread), out, floor)
+    return _join_splits(
+        operands, names, peak, total, moment, squares, _mean_and_variance(count, mean, spread), out, floor
+    )
 
 
 def _results_of_split(results: Mapping[str, Tensor | None], number: int, splits: int) -> dict[str, Tensor | None]:
@@ -132,7 +134,7 @@ def _results_of_split(results: Mapping[str, Tensor | None], number: int, splits:
 
 
 def _join_splits(
-    of: Operands,
+    operands: Operands,
     names: Sequence[str],
     peak: Any,
     total: Any,
@@ -149,17 +151,21 @@ def _join_splits(
     Of program s, with ``f_s = 2^(peak_s - shift)``, total_s counts ``f_s total_s``: ``lse2 = shift + log2(Σ_s f_s
     total_s)``.
     """
-    whole = (*of.shape[:3],)
+    whole = (*operands.shape[:3],)
     peak, total = peak.double(), total.double()
     highest = peak.amax(0)
-    top = highest if of.sink is None else torch.maximum(highest, _head_numbers_per_row(of, of.sink).flatten(0, 1))
+    top = (
+        highest
+        if operands.sink is None
+        else torch.maximum(highest, _head_numbers_per_row(operands, operands.sink).flatten(0, 1))
+    )
     shift = top.masked_fill(top == -math.inf, 0.0)
     down = peak - shift  # -inf where a program saw no key
     factor = torch.exp2(down)
     seen = (total * factor).sum(0)
     every = seen
-    if of.sink is not None:
-        every = seen + torch.exp2(_head_numbers_per_row(of, of.sink).flatten(0, 1) - shift)
+    if operands.sink is not None:
+        every = seen + torch.exp2(_head_numbers_per_row(operands, operands.sink).flatten(0, 1) - shift)
     nothing = every == 0
     safe = every.masked_fill(nothing, 1.0)
     lse2 = torch.where(nothing, -math.inf, shift + torch.log2(safe))
@@ -180,25 +186,25 @@ def _join_splits(
         found |= zip(("mean", "variance"), moments, strict=True)
     found = {name: t.view(whole) for name, t in found.items()}
     if out is not None:
-        if len(out) == 1 and of.sink is None:
+        if len(out) == 1 and operands.sink is None:
             found["out"] = out.view(*whole, -1)
         else:
             shares = (total * factor / safe).unsqueeze(-1).float()
             found["out"] = (out * shares).sum(0).view(*whole, -1)
     floor = None if floor is None else floor.amax(0)
-    return Online((lse2 * LN2).view(whole), _plus_row_constant(of, found), floor)
+    return Online((lse2 * LN2).view(whole), _plus_row_constant(operands, found), floor)
 
 
-def _head_numbers_per_row(of: Operands, t: Tensor) -> Tensor:
+def _head_numbers_per_row(operands: Operands, t: Tensor) -> Tensor:
     """Repeat one number per head for each row, shape (batch, heads, m)."""
-    return t.view(1, -1, 1).expand(of.shape[:3])
+    return t.view(1, -1, 1).expand(operands.shape[:3])
 
 
-def _plus_row_constant(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _plus_row_constant(operands: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Add the constant of each row, which the kernels do not see, to the results that are logits."""
     for name in ("max_logit", "mean"):
-        if of.row is not None and name in found:
-            found[name] = (found[name] + of.row).to(found[name].dtype)
+        if operands.row is not None and name in found:
+            found[name] = (found[name] + operands.row).to(found[name].dtype)
     return found
 
 
@@ -217,9 +223,9 @@ def _mean_and_variance(
     return middle, (spread + count * (mean - middle).square()).sum(0) / total
 
 
-def without_row(of: Operands, lse: Tensor) -> Tensor:
+def without_row(operands: Operands, lse: Tensor) -> Tensor:
     """Return a log-sum-exp without the constant of each row, which the kernels do not see."""
-    return lse if of.row is None else lse - of.row
+    return lse if operands.row is None else lse - operands.row
 
 
 def in_base_2(lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +250,7 @@ class Weighed(NamedTuple):
     floor: Tensor | None
 
 
-def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budget: int) -> Weighed | None:
+def weighed(operands: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budget: int) -> Weighed | None:
     """Return numbers of rows, columns, diagonals and pictures, given the log-sum-exp; None where they take too much.
 
     Diagonals need square tiles that are read from left to right: they take a pass of their own. Names are those of
@@ -268,33 +274,33 @@ def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budg
     results: dict[str, Tensor] = {}
     floor = None
     if rest or top:
-        first = _weights_in_budget(of, rest, high, low, top, budget, diagonals=False)
+        first = _weights_in_budget(operands, rest, high, low, top, budget, diagonals=False)
         if first is None:
             return None
         results, floor = first
     if "offsets" in wanted:
-        second = _weights_in_budget(of, {"offsets": True}, high, low, 0, budget, diagonals=True)
+        second = _weights_in_budget(operands, {"offsets": True}, high, low, 0, budget, diagonals=True)
         if second is None:
             return None
         results |= second.results
-    return Weighed(_plus_row_constant(of, results), floor)
+    return Weighed(_plus_row_constant(operands, results), floor)
 
 
 def _weights_in_budget(
-    of: Operands, wanted: Mapping[str, Any], high: Tensor, low: Tensor, top: int, budget: int, *, diagonals: bool
+    operands: Operands, wanted: Mapping[str, Any], high: Tensor, low: Tensor, top: int, budget: int, *, diagonals: bool
 ) -> Weighed | None:
     """Run the kernel `weights` for as many heads at a time as the budget allows, and join what it stored.
 
     A strip is the queries of one program, a split one of several shares of the keys of a strip; `pairs` counts batch ×
     heads. Numbers of columns are stored once for each strip, and joined here.
     """
-    batch, heads, m, n = of.shape
-    pairs, device = batch * heads, of.q.device
+    batch, heads, m, n = operands.shape
+    pairs, device = batch * heads, operands.q.device
     picture: Blocks | None = wanted.get("picture_sum") or wanted.get("picture_max")
     longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
     moments = "mean" in wanted or "variance" in wanted
     kind = "diagonals" if diagonals else "moments" if moments else "weights"
-    shape = _launch_shape(kind, of, longest)
+    shape = _launch_shape(kind, operands, longest)
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
@@ -304,7 +310,7 @@ def _weights_in_budget(
     together = max(min(budget // per_pair, pairs), 1) if has_columns else pairs
     if has_columns and strips > max(64, m // 8) and per_pair > budget:
         return None  # blocks of a few rows each: whole matrices would be stored
-    splits, each = 1 if diagonals else splits_of(strips * together, n, of.q), of.each()
+    splits, each = 1 if diagonals else splits_of(strips * together, n, operands.q), operands.each()
 
     def rows(on: bool) -> Tensor | None:
         return torch.zeros(splits * len(each), pairs, m, dtype=torch.float32, device=device) if on else None
@@ -391,7 +397,7 @@ def _pooled_between_edges(t: Tensor, edges: Sequence[int], axis: int, *, largest
     return torch.stack([part.amax(axis) if largest else part.sum(axis) for part in cut], dim=axis)
 
 
-def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Tensor, Tensor]:
+def largest(operands: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the k largest weights of each row in descending order, and their keys; 0 and -1 where there are fewer.
 
     The kernel finds k for each of `splits` shares of the keys; the largest k of them all are taken here.
@@ -407,12 +413,12 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     floor : Tensor, optional, shape (batch * heads, m)
         A base-2 logit that the k largest reach.
     """
-    batch, heads, m, n = of.shape
-    pairs, device = batch * heads, of.q.device
-    shape = _launch_shape("select", of, m)
+    batch, heads, m, n = operands.shape
+    pairs, device = batch * heads, operands.q.device
+    shape = _launch_shape("select", operands, m)
     strips = -(-m // shape.rows)
-    splits = splits_of(strips * pairs, n, of.q)
-    each = of.each()
+    splits = splits_of(strips * pairs, n, operands.q)
+    each = operands.each()
     found: dict[str, Tensor | None] = {
         "LOGITS": torch.empty(splits * len(each), pairs, m, k, dtype=torch.float32, device=device),
         "PLACES": torch.empty(splits * len(each), pairs, m, k, dtype=torch.int32, device=device),
@@ -431,13 +437,13 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     return torch.where(high == -math.inf, 0.0, weights), keys
 
 
-def gradients(name: str, of: Operands, pairs: int, e: int, arguments: Mapping[str, Any]) -> None:
+def gradients(name: str, operands: Operands, pairs: int, e: int, arguments: Mapping[str, Any]) -> None:
     """Call one of the two kernels of gradients of dot products, with vectors of e numbers."""
-    _, _, m, n = of.shape
-    shape = _launch_shape(name, of, m, padded(e) if e else 0)
+    _, _, m, n = operands.shape
+    shape = _launch_shape(name, operands, m, padded(e) if e else 0)
     length, of_strip = (n, shape.columns) if name == "by_key" else (m, shape.rows)
     strips = -(-length // of_strip)
-    read = {key: value for key, value in of.arguments().items() if key not in ("WEIGHTS", "KIND", "PTX")}
+    read = {key: value for key, value in operands.arguments().items() if key not in ("WEIGHTS", "KIND", "PTX")}
     _launch_kernel(name, (strips * pairs, 1), shape, {**read, **arguments, "strips": strips})
 
 
@@ -456,7 +462,7 @@ def _positions_as_int32(at: Tensor, device: torch.device) -> Tensor:
 
 
 def cells(
-    of: Operands,
+    operands: Operands,
     rows: range | Tensor,
     columns: range | Tensor,
     lse: Tensor | None,
@@ -476,12 +482,12 @@ def cells(
     log : bool, default False
         Whether to return logarithms of weights.
     """
-    batch, heads, _, _ = of.shape
-    device, pairs = of.q.device, batch * heads
-    shape = _launch_shape("cells", of, len(rows))
+    batch, heads, _, _ = operands.shape
+    device, pairs = operands.q.device, batch * heads
+    shape = _launch_shape("cells", operands, len(rows))
     high, low = (None, None) if lse is None else in_base_2(lse)
     out, *others = (
-        torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device) for _ in of.each()
+        torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device) for _ in operands.each()
     )
     strips, blocks = -(-len(rows) // shape.rows), -(-len(columns) // shape.columns)
     places: dict[str, Any] = {}
@@ -489,14 +495,14 @@ def cells(
         places[f"{name}_first"] = at.start if isinstance(at, range) else 0
         places[f"{name.upper()}_AT"] = None if isinstance(at, range) else _positions_as_int32(at, device)
     further = {"LSE": high, "LOWS": low, "chosen": len(rows), "width": len(columns), "strips": strips, "LOG": log}
-    for own, into in zip(of.each(), (out, *others), strict=True):
+    for own, into in zip(operands.each(), (out, *others), strict=True):
         if into.numel():
             _launch_kernel(
                 "cells", (strips * pairs, blocks), shape, {**own.arguments(), **places, **further, "OUT": into}
             )
         if into is not out:  # what one run hides is 0 or -inf
             torch.maximum(out, into, out=out)
-    if of.row is not None and lse is None:
+    if operands.row is not None and lse is None:
         place: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else to_device(rows, device)
-        out += of.row[:, :, place].unsqueeze(-1).to(out.dtype)
+        out += operands.row[:, :, place].unsqueeze(-1).to(out.dtype)
     return out

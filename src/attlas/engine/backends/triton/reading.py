@@ -14,7 +14,7 @@ from attlas.engine.outputs import NEEDS_LSE
 
 
 def found_by(
-    of: Operands, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None, budget: int, *, complete: bool
+    operands: Operands, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None, budget: int, *, complete: bool
 ) -> dict[str, Tensor] | None:
     """Return the wanted numbers, and the log-sum-exp; None where they take too much memory.
 
@@ -45,25 +45,25 @@ def found_by(
     has_mass = complete and rest.pop("mass", False)
     if lse is None or v is not None:
         names = [name for name in rest if name in launch.ROW_NAMES]
-        first = launch.online(of, names, v, several)
-        lse, floor = with_row(of, first.lse) if lse is None else lse, first.floor
+        first = launch.online(operands, names, v, several)
+        lse, floor = with_row(operands, first.lse) if lse is None else lse, first.floor
         found |= first.results
         rest = {name: value for name, value in rest.items() if name in NEEDS_LSE}
-    plain = launch.without_row(of, lse)
+    plain = launch.without_row(operands, lse)
     several = several if floor is None else 0
     if rest or several:
-        second = launch.weighed(of, rest, plain, several, budget)
+        second = launch.weighed(operands, rest, plain, several, budget)
         if second is None:
             return None
         found |= second.results
         floor = second.floor if floor is None else floor
     if top:
-        found["top_values"], found["top_keys"] = launch.largest(of, top, plain, floor)
+        found["top_values"], found["top_keys"] = launch.largest(operands, top, plain, floor)
     if has_mass:
         found["mass"] = (lse > -math.inf).float()
     return found | {"lse": lse}
 
 
-def with_row(of: Operands, lse: Tensor) -> Tensor:
+def with_row(operands: Operands, lse: Tensor) -> Tensor:
     """Add the constant of each row, which the kernels do not see, to a log-sum-exp."""
-    return lse if of.row is None else lse + of.row
+    return lse if operands.row is None else lse + operands.row

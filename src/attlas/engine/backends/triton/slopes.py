@@ -52,7 +52,7 @@ class _JoinedTokens(NamedTuple):
     far: Tensor | None
 
 
-def gradients(of: Operands, lse: Tensor, gradient: CellGradient, budget: int) -> Found:
+def gradients(operands: Operands, lse: Tensor, gradient: CellGradient, budget: int) -> Found:
     """Return the gradients of a loss from its gradient in each cell, which has no functions of tiles.
 
     Parameters
@@ -66,11 +66,11 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient, budget: int) ->
     budget : int
         Numbers of scratch memory.
     """
-    own = of.pairs
+    own = operands.pairs
     if own is None:
         raise TypeError("the score is a dot product")
-    batch, heads, m, n = of.shape
-    size, device = own.units, of.q.device
+    batch, heads, m, n = operands.shape
+    size, device = own.units, operands.q.device
     q, k = (_side_by_side(own, t, tokens) for t, tokens in ((own.q, m), (own.k, n)))
     d_q = torch.empty(batch, heads, m, size, dtype=torch.float32, device=device)
     d_k = torch.zeros(batch, heads, n, size, dtype=torch.float32, device=device)
@@ -85,7 +85,7 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient, budget: int) ->
     some = max(budget // (_SCRATCH_PER_CELL * batch * heads * n), 1)
     for start in range(0, m, some):
         rows = slice(start, min(start + some, m))
-        log = launch.cells(of, range(rows.start, rows.stop), range(n), lse, log=True)
+        log = launch.cells(operands, range(rows.start, rows.stop), range(n), lse, log=True)
         weights = log.exp()
         slopes = torch.zeros_like(log)
         if left is not None and right is not None and pooled is not None:
@@ -93,7 +93,7 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient, budget: int) ->
             torch.matmul(x, spread_heads(right, heads).float().mT, out=slopes)
             pooled += torch.matmul(weights.mT, x)
         _turn_into_slopes(gradient, rows, lse, log, weights, slopes, delta)
-        _turn_into_those_of_distances(of, rows, lse, log, slopes)
+        _turn_into_those_of_distances(operands, rows, lse, log, slopes)
         slopes.masked_fill_(log == -torch.inf, 0.0)
         total += slopes.sum()
         own_rows = _JoinedTokens(q.numbers[:, :, rows], None if q.far is None else q.far[:, :, rows])
@@ -139,20 +139,22 @@ def _turn_into_slopes(
         slopes.add_(direct.masked_fill_(log == -torch.inf, 0.0))
 
 
-def _turn_into_those_of_distances(of: Operands, rows: slice, lse: Tensor, log: Tensor, slopes: Tensor) -> None:
+def _turn_into_those_of_distances(operands: Operands, rows: slice, lse: Tensor, log: Tensor, slopes: Tensor) -> None:
     """Turn the gradient in the logits into that in the distances, of which they are a function, in place."""
-    if of.kind == pairs.GAUSSIAN:
+    if operands.kind == pairs.GAUSSIAN:
         slopes.mul_(-0.5)
-    elif of.kind == pairs.LAPLACE:
+    elif operands.kind == pairs.LAPLACE:
         slopes.neg_()
-    elif of.kind == pairs.BOXCAR:
+    elif operands.kind == pairs.BOXCAR:
         slopes.zero_()
-    elif of.kind in (pairs.EPANECHNIKOV, pairs.TRIANGULAR):
+    elif operands.kind in (pairs.EPANECHNIKOV, pairs.TRIANGULAR):
         logits = log + lse[:, :, rows].nan_to_num(0.0, 0.0, 0.0).float().unsqueeze(-1)
         slopes.mul_(-torch.exp(-logits))  # one over the kernel itself
-        if of.kind == pairs.TRIANGULAR and of.pairs is not None:
-            plain = replace(of, pairs=of.pairs._replace(kind=pairs.GAUSSIAN), first=None, stop=None, more=())
-            _, _, _, n = of.shape
+        if operands.kind == pairs.TRIANGULAR and operands.pairs is not None:
+            plain = replace(
+                operands, pairs=operands.pairs._replace(kind=pairs.GAUSSIAN), first=None, stop=None, more=()
+            )
+            _, _, _, n = operands.shape
             square = launch.cells(plain, range(rows.start, rows.stop), range(n), None) * -2.0
             slopes.mul_(torch.where(square > 0, 0.5 * square.rsqrt(), 0.0))
 

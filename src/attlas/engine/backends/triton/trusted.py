@@ -46,13 +46,13 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
     BackendError
         If they are not, and the plan asks for them.
     """
-    of = operands_of(request)
+    operands = operands_of(request)
     e, dtype = (0, None) if v is None else (v.shape[-1], v.dtype)
-    of_values = "" if dtype is of.q.dtype else f" of {str(dtype).removeprefix('torch.')}"
+    of_values = "" if dtype is operands.q.dtype else f" of {str(dtype).removeprefix('torch.')}"
     names = [f"{name} {wanted[name]}" if name == "largest" else name for name in sorted(wanted)]
     also = [f"output of {padded(e)} numbers{of_values}"] * (v is not None) + ["lse known"] * lse_known
-    kind = f"{', '.join(names + also)}: {_constants_in_words(of)}"
-    check = partial(compare, of, wanted, e, lse_known=lse_known, v_dtype=dtype)
+    kind = f"{', '.join(names + also)}: {_constants_in_words(operands)}"
+    check = partial(compare, operands, wanted, e, lse_known=lse_known, v_dtype=dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
 
 
@@ -64,26 +64,26 @@ def has_right_gradients(request: Request, gradient: CellGradient) -> bool:
     BackendError
         If they are not, and the plan asks for them.
     """
-    of, left = operands_of(request), gradient.left
+    operands, left = operands_of(request), gradient.left
     terms = [name for name in _COMPARED_TERMS if getattr(gradient, name) is not None]
     dtype = None if left is None or gradient.right is None else (left.dtype, gradient.right.dtype)
     e = 0 if left is None else left.shape[-1]
     words = [f"{padded(e)} numbers of {' and '.join(str(t).removeprefix('torch.') for t in dtype)}"] if dtype else []
-    kind = f"gradients by {', '.join([*words, *terms])}: {_constants_in_words(of)}"
-    check = partial(compare_gradients, of, terms, e, dtype)
+    kind = f"gradients by {', '.join([*words, *terms])}: {_constants_in_words(operands)}"
+    check = partial(compare_gradients, operands, terms, e, dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
 
 
 def compare_gradients(
-    of: Operands, terms: Sequence[str], e: int, dtypes: tuple[torch.dtype, torch.dtype] | None
+    operands: Operands, terms: Sequence[str], e: int, dtypes: tuple[torch.dtype, torch.dtype] | None
 ) -> str | None:
     """Return where gradients differ from the formulas of `CellGradient` for a small problem; None where nowhere."""
-    small = _small_problem(of)
+    small = _small_problem(operands)
     batch, heads, m, n = small.shape
-    tolerance = 4 * trust.TOLERANCE[of.q.dtype]
+    tolerance = 4 * trust.TOLERANCE[operands.q.dtype]
 
     def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return _random_numbers(shape[:-1], shape[-1], dtype, of.q.device, seed)
+        return _random_numbers(shape[:-1], shape[-1], dtype, operands.q.device, seed)
 
     own = {name: random(batch, heads, n if name == "column" else m, seed=5 + i) for i, name in enumerate(terms)}
     if dtypes is not None:
@@ -127,20 +127,31 @@ def _slope_in_weights(own: Mapping[str, Tensor], weights: Tensor, log: Tensor) -
     return slope, delta
 
 
-def _constants_in_words(of: Operands) -> str:
+def _constants_in_words(operands: Operands) -> str:
     """Return the constants that the kernels are compiled for in words, without the names of what is wanted."""
-    parts = {"masked": of.first, "numbers of keys": of.keys, "numbers of distances": of.distances, "sink": of.sink}
-    also = [name for name, t in parts.items() if t is not None] + ["capped"] * of.cap
-    size = f"d {of.size}" if of.pairs is None else f"{_KIND_NAMES[of.kind]} of {of.size} numbers"
-    return ", ".join([str(of.q.dtype).removeprefix("torch."), size, *also])
+    parts = {
+        "masked": operands.first,
+        "numbers of keys": operands.keys,
+        "numbers of distances": operands.distances,
+        "sink": operands.sink,
+    }
+    also = [name for name, t in parts.items() if t is not None] + ["capped"] * operands.cap
+    size = (
+        f"d {operands.size}" if operands.pairs is None else f"{_KIND_NAMES[operands.kind]} of {operands.size} numbers"
+    )
+    return ", ".join([str(operands.q.dtype).removeprefix("torch."), size, *also])
 
 
 def compare(
-    of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool, v_dtype: torch.dtype | None = None
+    operands: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool, v_dtype: torch.dtype | None = None
 ) -> str | None:
     """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
-    small, tolerance = _small_problem(of), trust.TOLERANCE[v_dtype or of.q.dtype]
-    v = _random_numbers((*small.k.shape[:2], _TESTED_N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
+    small, tolerance = _small_problem(operands), trust.TOLERANCE[v_dtype or operands.q.dtype]
+    v = (
+        _random_numbers((*small.k.shape[:2], _TESTED_N), e, v_dtype or operands.q.dtype, operands.q.device, 3)
+        if e
+        else None
+    )
     logits, lse, weights = definition(small)
     if "gradient" in wanted:
         return _compare_gradients(small, lse, tolerance)
@@ -156,7 +167,7 @@ def compare(
     else:
         edges = [0, 2 * _TESTED_M // 3, _TESTED_M], [0, _TESTED_N // 4, 2 * _TESTED_N // 3, _TESTED_N]
         asked = {name: edges if name.startswith("picture") else value for name, value in wanted.items()}
-        some = found_by(small, asked, v, lse if lse_known else None, 1 << 24, complete=of.sink is None)
+        some = found_by(small, asked, v, lse if lse_known else None, 1 << 24, complete=operands.sink is None)
         if some is None:
             return "nothing was found"
         found = some
@@ -167,48 +178,50 @@ def compare(
     return None
 
 
-def _compare_gradients(of: Operands, lse: Tensor, tolerance: float) -> str | None:
+def _compare_gradients(operands: Operands, lse: Tensor, tolerance: float) -> str | None:
     """Return where the gradients of pairs differ from those of the definition; None where nowhere."""
-    if of.pairs is None:
+    if operands.pairs is None:
         return None
-    batch, heads, m, n = of.shape
-    left, right = (_random_numbers((batch, heads, size), 3, torch.float32, of.q.device, 5) for size in (m, n))
+    batch, heads, m, n = operands.shape
+    left, right = (_random_numbers((batch, heads, size), 3, torch.float32, operands.q.device, 5) for size in (m, n))
     with torch.enable_grad():
-        leaves = [t.requires_grad_() for t in pairs.inputs_of(of.pairs, m, n)]
-        weights = _reference_weights(of, pairs.definition(of.kind, *leaves))[2]
+        leaves = [t.requires_grad_() for t in pairs.inputs_of(operands.pairs, m, n)]
+        weights = _reference_weights(operands, pairs.definition(operands.kind, *leaves))[2]
         out = weights @ right.double()
         wanted = torch.autograd.grad(out, leaves, left.double())
     delta = (left * out.detach()).sum(-1).float()
-    found = gradients(of, lse, CellGradient(left, right, delta=delta), 1 << 24)
+    found = gradients(operands, lse, CellGradient(left, right, delta=delta), 1 << 24)
     for name, own, true in zip(("q", "k", "weights"), (found.q, found.k, found.weights), wanted, strict=True):
         if (fault := trust.difference(f"the gradient in {name}", own, true, 4 * tolerance)) is not None:
             return fault
     return None
 
 
-def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
+def definition(operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
-    _, heads, m, n = of.shape
-    if of.pairs is not None:
-        return _reference_weights(of, pairs.definition(of.kind, *pairs.inputs_of(of.pairs, m, n)))
-    return _reference_weights(of, of.q.double() @ spread_heads(of.k, heads).double().mT)
+    _, heads, m, n = operands.shape
+    if operands.pairs is not None:
+        return _reference_weights(operands, pairs.definition(operands.kind, *pairs.inputs_of(operands.pairs, m, n)))
+    return _reference_weights(operands, operands.q.double() @ spread_heads(operands.k, heads).double().mT)
 
 
-def _reference_weights(of: Operands, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _reference_weights(operands: Operands, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, log-sum-exp and weights from products."""
-    n = of.shape[3]
-    logits = (of.scale2 * torch.tanh(s * of.rate * (0.5 * LN2)) if of.cap else s * of.scale2) * LN2
-    if of.keys is not None:
-        logits = logits + of.keys.double().unsqueeze(-2) * LN2
-    if of.distances is not None:
-        logits = logits + of.distances.double().unfold(-1, n, 1).flip(-2) * LN2
-    if of.first is not None and of.stop is not None:
-        at = torch.arange(n, device=of.q.device)
-        hidden = (at < of.first.unsqueeze(-1)) | (at >= of.stop.unsqueeze(-1))
+    n = operands.shape[3]
+    logits = (
+        operands.scale2 * torch.tanh(s * operands.rate * (0.5 * LN2)) if operands.cap else s * operands.scale2
+    ) * LN2
+    if operands.keys is not None:
+        logits = logits + operands.keys.double().unsqueeze(-2) * LN2
+    if operands.distances is not None:
+        logits = logits + operands.distances.double().unfold(-1, n, 1).flip(-2) * LN2
+    if operands.first is not None and operands.stop is not None:
+        at = torch.arange(n, device=operands.q.device)
+        hidden = (at < operands.first.unsqueeze(-1)) | (at >= operands.stop.unsqueeze(-1))
         logits = logits.masked_fill(hidden, -math.inf)
     every = logits
-    if of.sink is not None:
-        sink = (of.sink * LN2).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+    if operands.sink is not None:
+        sink = (operands.sink * LN2).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
         every = torch.cat([logits, sink], dim=-1)
     lse = torch.logsumexp(every, dim=-1)
     weights = torch.exp(logits - finite(lse).unsqueeze(-1))
@@ -258,15 +271,15 @@ def finite(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -math.inf, 0.0)
 
 
-def _small_problem(of: Operands) -> Operands:
+def _small_problem(operands: Operands) -> Operands:
     """Return a small problem for which the same kernels are compiled."""
-    dtype, device, size = of.q.dtype, of.q.device, of.size
-    group = 1 if of.q.shape[1] == of.k.shape[1] else 2
+    dtype, device, size = operands.q.dtype, operands.q.device, operands.size
+    group = 1 if operands.q.shape[1] == operands.k.shape[1] else 2
     rows = torch.arange(_TESTED_M, device=device)
     first = (rows - 40).clamp(min=0).to(torch.int32).view(1, 1, -1)
     stop = (rows + 50).clamp(max=_TESTED_N).to(torch.int32).view(1, 1, -1).clone()
     stop[..., 7] = 0  # a query without a key
-    masked, scale = of.first is not None, 2.0 / math.sqrt(size)
+    masked, scale = operands.first is not None, 2.0 / math.sqrt(size)
 
     def table(like: Tensor | None, length: int) -> Tensor | None:
         return None if like is None else torch.linspace(-2, 1, length, device=device).view(1, 1, -1).contiguous()
@@ -274,21 +287,23 @@ def _small_problem(of: Operands) -> Operands:
     q = _random_numbers((_TESTED_BATCH, _TESTED_HEADS, _TESTED_M), size, dtype, device, 1)
     k = _random_numbers((_TESTED_BATCH, _TESTED_HEADS // group, _TESTED_N), size, dtype, device, 2)
     own = None
-    if of.pairs is not None:
-        own = _pairs_of_kind(of.kind, size, q, k)
+    if operands.pairs is not None:
+        own = _pairs_of_kind(operands.kind, size, q, k)
         q, k = own.q, own.k
     return Operands(
         q,
         k,
-        scale2=(2.0 if of.cap else 1.0 if own else scale) * LOG2E,
-        rate=scale * LOG2E if of.cap else 0.0,
-        cap=of.cap,
+        scale2=(2.0 if operands.cap else 1.0 if own else scale) * LOG2E,
+        rate=scale * LOG2E if operands.cap else 0.0,
+        cap=operands.cap,
         first=first if masked else None,
         stop=stop if masked else None,
-        keys=table(of.keys, _TESTED_N),
-        distances=table(of.distances, _TESTED_M + _TESTED_N - 1),
+        keys=table(operands.keys, _TESTED_N),
+        distances=table(operands.distances, _TESTED_M + _TESTED_N - 1),
         row=None,
-        sink=None if of.sink is None else torch.linspace(-1, 3, _TESTED_HEADS, dtype=torch.float64, device=device),
+        sink=None
+        if operands.sink is None
+        else torch.linspace(-1, 3, _TESTED_HEADS, dtype=torch.float64, device=device),
         pairs=own,
         m=_TESTED_M,
         n=_TESTED_N,
