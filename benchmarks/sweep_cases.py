@@ -973,6 +973,7 @@ CASES: dict[str, Case] = {
         },
         inputs=_video,
     ),
+    "speech-encoder-decoder": Case(inputs=lambda m: {"input_values": m.wave(), "decoder_input_ids": m.words(m.tokens)}),
     "sam3_video": Case(
         whole=True,
         given={

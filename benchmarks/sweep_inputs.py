@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -310,17 +309,6 @@ def _codec(m: Maker) -> dict[str, Any]:
     }
 
 
-def _dit(m: Maker) -> dict[str, Any]:
-    c = m.config
-    return {
-        "hidden_states": m.normal(BATCH, 80, c.mel_dim),
-        "condition_vector": m.normal(BATCH, 80, c.mel_dim),
-        "speaker_embedding": m.normal(BATCH, 80, c.enc_emb_dim),
-        "quantized_code": m.whole(c.num_embeds, BATCH, 40),
-        "time_step": torch.full((BATCH,), 0.3),
-    }
-
-
 def _queries(m: Maker) -> dict[str, Any]:
     """The inputs of the parts of SAM 3 that take features."""
     width = m.size(*HIDDEN)
@@ -343,28 +331,6 @@ def _queries(m: Maker) -> dict[str, Any]:
     return {"vision_features": pictures, "vision_pos_embeds": [m.normal(BATCH, width, 8, 8)], **given}
 
 
-def _session(m: Maker) -> dict[str, Any]:
-    """Two frames and a point; the session keeps what a call computed, so each call gets a new one."""
-    size = m.size("image_size", default=64)
-    frames = m.normal(2, 3, size, size)
-    module = sys.modules[type(m.model).__module__]
-    kind = next(value for name, value in vars(module).items() if name.endswith("VideoInferenceSession"))
-
-    def session() -> Any:
-        made = kind(video=frames, video_height=size, video_width=size, dtype="float32")
-        if hasattr(made, "add_point_inputs"):
-            number = made.obj_id_to_idx(1)
-            points = {
-                "point_coords": torch.tensor([[[[9.0, 9.0]]]]),
-                "point_labels": torch.ones(1, 1, 1, dtype=torch.int32),
-            }
-            made.add_point_inputs(number, 0, points)
-            made.obj_with_new_inputs = [1]
-        return made
-
-    return {"inference_session": session, "frame_idx": 0}
-
-
 # Inputs of the types for which names say too little.
 OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
     **dict.fromkeys(("autoformer", "informer", "time_series_transformer"), _series),
@@ -374,12 +340,10 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
     **dict.fromkeys(("siglip2", "siglip2_vision_model"), _shaped),
     **dict.fromkeys(("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"), _sized),
     **dict.fromkeys(("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"), _lengths),
-    **dict.fromkeys(("sam2_video", "edgetam_video", "sam3_tracker_video", "sam3_video"), _session),
     **dict.fromkeys(("sam3_mask_decoder", "sam3_lite_text_mask_decoder"), _queries),
     **dict.fromkeys(("sam3_detr_encoder", "sam3_lite_text_detr_encoder"), _queries),
     **dict.fromkeys(("sam3_detr_decoder", "sam3_lite_text_detr_decoder"), _queries),
-    **dict.fromkeys(("neucodec", "xcodec2"), _codec),
-    "qwen2_5_omni_dit": _dit,
+    "neucodec": _codec,
     "audio-spectrogram-transformer": lambda m: {
         "input_values": m.normal(BATCH, m.config.max_length, m.config.num_mel_bins)
     },
@@ -402,18 +366,11 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
             8, m.size("temporal_patch_size", default=2), m.size("patch_size"), m.size("patch_size"), 3
         )
     },
-    **dict.fromkeys(
-        ("instructblip", "instructblipvideo"),
-        lambda m: {
-            "pixel_values": m.normal(
-                BATCH, *((4,) if "video" in m.config.model_type else ()), 3, m.size("image_size"), m.size("image_size")
-            ),
-            "qformer_input_ids": m.words(20),
-            "input_ids": m.placed(
-                m.words(m.tokens + 200), m.size("num_query_tokens") * (4 if "video" in m.config.model_type else 1)
-            ),
-        },
-    ),
+    "instructblip": lambda m: {
+        "pixel_values": m.normal(BATCH, 3, m.size("image_size"), m.size("image_size")),
+        "qformer_input_ids": m.words(20),
+        "input_ids": m.placed(m.words(m.tokens + 200), m.size("num_query_tokens")),
+    },
     "kosmos-2": lambda m: {
         "pixel_values": m.picture(),
         "input_ids": m.words(m.tokens),
@@ -437,25 +394,6 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
         "input_features": m.normal(BATCH, m.config.num_mel_bins, 400),
         "input_features_mask": torch.ones(BATCH, 400, dtype=torch.int64),
     },
-    "muse_glimmer_assistant": lambda m: {
-        "noise_embeds": m.normal(BATCH, 16, m.size("hidden_size")),
-        "context_hidden_states": m.normal(BATCH, 64, m.size("hidden_size") * len(m.config.target_layer_ids)),
-    },
-    "omdet-turbo": lambda m: {
-        "pixel_values": m.picture(),
-        "classes_input_ids": m.words(8).repeat(2, 1),
-        "classes_attention_mask": torch.ones(4, 8, dtype=torch.int64),
-        "tasks_input_ids": m.words(8),
-        "tasks_attention_mask": torch.ones(BATCH, 8, dtype=torch.int64),
-        "classes_structure": torch.tensor([2, 2]),
-    },
-    "pi0": lambda m: {
-        "state": m.normal(BATCH, m.config.max_state_dim),
-        "noise": m.normal(BATCH, m.config.chunk_size, m.config.max_action_dim),
-        "timestep": torch.full((BATCH,), 0.4),
-        "input_ids": m.words(m.tokens),
-        "attention_mask": m.text,
-    },
     "unlimited_ocr_vision_encoder": lambda m: {"patch_embeds": m.normal(BATCH, m.size("hidden_size"), 8, 8)},
     "wav2vec2-bert": lambda m: {
         "input_features": m.normal(BATCH, m.tokens, m.config.feature_projection_input_dim),
@@ -467,8 +405,6 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
             "nemotron3_5_transcribe_asr_audio",
             "nemotron3_diarization",
             "nemotron3_diarization_audio",
-            "granite_speech5_ctc",
-            "granite_speech5_encoder",
         ),
         lambda m: {
             "input_features": m.normal(BATCH, 640, m.size("num_mel_bins", "input_dim", "feature_size", default=80)),
@@ -483,15 +419,11 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
         "n_docs": 1,
     },
     **dict.fromkeys(
-        ("vision-text-dual-encoder", "siglip", "xclip", "tvp", "clap"),
+        ("vision-text-dual-encoder", "siglip", "xclip", "clap"),
         lambda m: {
             "input_ids": m.words(min(m.tokens, m.size("max_position_embeddings"))),
             **({"input_features": m.normal(BATCH, 1, 1024, 64)} if "input_features" in m.takes else {}),
-            **(
-                {"pixel_values": m.picture()}
-                if "pixel_values" in m.takes and m.config.model_type not in ("xclip", "tvp")
-                else {}
-            ),
+            **({"pixel_values": m.picture()} if "pixel_values" in m.takes and m.config.model_type != "xclip" else {}),
             **(
                 {
                     "pixel_values": m.normal(
@@ -502,7 +434,7 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
                         m.size("image_size", default=64),
                     )
                 }
-                if m.config.model_type in ("xclip", "tvp")
+                if m.config.model_type == "xclip"
                 else {}
             ),
         },
@@ -510,10 +442,6 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
     "clap_audio_model": lambda m: {"input_features": m.normal(BATCH, 1, 1024, 64)},
     "xclip_vision_model": lambda m: {
         "pixel_values": m.normal(BATCH * m.config.num_frames, 3, m.config.image_size, m.config.image_size)
-    },
-    "mimi_decoder": lambda m: {"latents": m.normal(BATCH, m.config.hidden_size, 80)},
-    "pocket_tts_audio_tokenizer_decoder": lambda m: {
-        "latents": m.normal(BATCH, 80, m.size("latent_dim", "hidden_size"))
     },
     "gemma4_vision": _places,
     "vits": lambda m: {
@@ -526,7 +454,6 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
         "pixel_values": m.normal(BATCH, 4, 3, 32, 32),
         "image_sizes": torch.tensor([[32, 32]] * BATCH),
     },
-    "janus_vqgan": lambda m: {"pixel_values": m.normal(BATCH, 3, 512, 512)},
     **dict.fromkeys(
         ("voxtral_realtime_text", "voxtral_realtime"),
         lambda m: {
@@ -563,23 +490,11 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
         "encoder_hidden_states": _states(m),
     },
     "deepseek_ocr2_encoder": lambda m: {"inputs_embeds": _states(m), "num_patches": 40},
-    "dots3_note_audio_encoder": lambda m: {
-        "input_features": m.normal(BATCH, m.size("num_mel_bins", default=128), 400),
-        "chunk_sample_lengths": torch.tensor([64000, 48000]),
-    },
     "jev": lambda m: {
         "input_ids": m.words(m.tokens)[:1],
         "marks": torch.tensor([[20, 40, 60]]),
         "num_options": torch.tensor([[2, 2, 2]]),
         "question_type_ids": torch.tensor([[0, 1, 2]]),
-    },
-    "phi4_multimodal_audio": lambda m: {
-        "hidden_states": m.normal(BATCH, 600, m.size("input_size", default=80)),
-        "mask": torch.ones(BATCH, 600, dtype=torch.bool),
-    },
-    "seggpt": lambda m: {
-        name: m.normal(BATCH, 3, *m.config.image_size) if not isinstance(m.config.image_size, int) else m.picture()
-        for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
     },
     "layoutlmv3": lambda m: {
         "input_ids": m.words(m.tokens) * m.text,
@@ -594,16 +509,8 @@ OWN: dict[str, Callable[[Maker], dict[str, Any]]] = {
         "grid_thw": m.grid(),
         "merge_sizes": torch.ones(2, dtype=torch.int64),
     },
-    "muse_spark_audio": lambda m: {"input_values": m.normal(BATCH, 19200)},
-    "flava_multimodal_model": lambda m: {"hidden_states": _states(m), "attention_mask": m.text},
     "inkling_audio": lambda m: {
         "audio_input_ids": m.whole(16, BATCH * 72, m.size("n_mel_bins", "num_mel_bins", default=80))
-    },
-    "oneformer": lambda m: {
-        "pixel_values": m.picture(),
-        "task_inputs": m.words(m.config.task_seq_len) % m.config.vocab_size
-        if hasattr(m.config, "vocab_size")
-        else m.words(77),
     },
 }
 OWN |= {kind: case.inputs for kind, case in CASES.items() if case.inputs is not None}
