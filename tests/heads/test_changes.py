@@ -12,7 +12,7 @@ from torch import Tensor
 import attlas
 from attlas import heads
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError
-from attlas.heads.changes import aligned
+from attlas.heads.differences import aligned
 from attlas.recording.atlas import Atlas, Entry
 
 
