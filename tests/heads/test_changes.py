@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 import attlas
 from attlas import heads
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError
-from attlas.heads.changes import aligned
+from attlas.heads.differences import aligned
 from attlas.recording.atlas import Atlas, Entry
 
 
@@ -100,7 +100,7 @@ def test_an_inserted_word_shifts_nothing() -> None:
 def test_a_long_matrix_is_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = recording(None, 50, seed=1, mask=attlas.Causal()), recording(None, 50, seed=2, mask=attlas.Causal())
     whole, told = heads.changes(first, second).records(), []
-    monkeypatch.setattr(sys.modules[aligned.__module__], "_CELLS", 700)
+    monkeypatch.setitem(inspect.unwrap(heads.changes).__globals__, "_CELLS", 700)
     blocks = heads.changes(first, second, progress=told.append).records()
     assert len(told) > 8
     assert told == sorted(told)
@@ -113,7 +113,7 @@ def test_equal_layers_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("computed")
 
-    monkeypatch.setattr(sys.modules[aligned.__module__], "_differences", refuse)
+    monkeypatch.setitem(inspect.unwrap(heads.changes).__globals__, "_differences", refuse)
     assert {record["moved"] for record in heads.changes(recording(TEXT), recording(TEXT)).records()} == {0.0}
     with pytest.raises(AssertionError):
         heads.changes(recording(TEXT), recording(TEXT, mask=attlas.Causal()))

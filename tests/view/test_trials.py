@@ -12,7 +12,7 @@ from tests.view.test_reading import finished, told
 
 import attlas
 from attlas import heads, models
-from attlas.heads.changes import aligned
+from attlas.heads.differences import aligned
 from attlas.interventions import Ablate, Suppress
 from attlas.view import Service
 from attlas.view.reading import ReadingService

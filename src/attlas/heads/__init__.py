@@ -6,11 +6,11 @@
 """
 
 from attlas.heads.alignment import Alignment, alignment
-from attlas.heads.changes import ChangedCell, Changes, changes
 from attlas.heads.chosen_keys import missed
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.contacts import Contacts, contacts
 from attlas.heads.contributions import contributions
+from attlas.heads.differences import ChangedCell, Changes, changes
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
 from attlas.heads.explanation import Bands, CellExplanation, MapExplanation, PairOfParts, Part, Prediction, explain

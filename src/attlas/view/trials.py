@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import AttlasError
-from attlas.heads.changes import Changes, aligned, changes
+from attlas.heads.differences import Changes, aligned, changes
 from attlas.heads.evaluation import evaluating
 from attlas.interventions import Ablate, Intervention, Suppress, intervene
 from attlas.recording import record
