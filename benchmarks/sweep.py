@@ -9,10 +9,10 @@ again without padding, and on torch's own ``sdpa``, and must have a reason in `R
 none.
 
 Some types need more libraries, which attlas itself does not: ``pip install --no-deps timm==1.0.31 torchvision==0.28.0
-torchaudio==2.11.0 einops scipy``. The wheels of the last two are built for a torch with CUDA: `sweep_models` declares
-the operators that torchvision misses, and the folder ``torchaudio/lib`` must be removed. They belong into an environment
-of their own, since transformers itself cannot be imported beside them outside of the sweep. Sizes and inputs of types that
-no rule makes small are in `sweep_cases`.
+torchaudio==2.11.0 einops scipy``. The wheels of torchvision and torchaudio are built for a torch with CUDA:
+`sweep_models` declares the operators that torchvision misses, and the folder ``torchaudio/lib`` must be removed. They
+belong into an environment of their own, since transformers cannot be imported beside them outside of the sweep. Sizes
+and inputs of types that no rule makes small are in `sweep_cases`.
 """
 
 from __future__ import annotations
