@@ -9,10 +9,10 @@ again without padding, and on torch's own ``sdpa``, and must have a reason in `R
 none.
 
 Some types need more libraries, which attlas itself does not: ``pip install --no-deps timm==1.0.31 torchvision==0.28.0
-torchaudio==2.11.0 einops scipy``. The wheels of the second and third are built for a torch with CUDA: `sweep_models`
-declares the operators that torchvision misses, and the folder ``torchaudio/lib`` must be removed. They belong into an
-environment of their own, since transformers itself cannot be imported beside them outside of the sweep. Sizes and
-inputs of types that no rule makes small are in `sweep_cases`.
+torchaudio==2.11.0 einops scipy``. The wheels of torchvision and torchaudio are built for a torch with CUDA:
+`sweep_models` declares the operators that torchvision misses, and the folder ``torchaudio/lib`` must be removed. They
+belong into an environment of their own, since transformers cannot be imported beside them outside of the sweep. Sizes
+and inputs of types that no rule makes small are in `sweep_cases`.
 """
 
 from __future__ import annotations
@@ -396,17 +396,10 @@ def lazy_distance(lazy: list[Any], weights: list[Any], text: Tensor | None) -> t
         seen = (A.lse > -torch.inf) & torch.isfinite(dense).all(-1)
         if text is not None and seen.ndim == 3 and seen.shape[::2] == text.shape:
             seen = seen & text[:, None]
-        own = A.to_dense() if A.shape == dense.shape else band(A.to_dense(), dense.shape[-1])
-        difference = (own - dense).abs()[seen]
+        difference = (A.to_dense() - dense).abs()[seen]
         worst = max(worst, float(difference.max()) if difference.numel() else 0.0)
         compared += 1
     return worst, compared
-
-
-def band(weights: Tensor, width: int) -> Tensor:
-    """Return the weights of the keys around each query, as Longformer and LED do where no token is global."""
-    padded = torch.nn.functional.pad(weights, (width // 2, width // 2))
-    return padded.unfold(-1, width, 1).diagonal(dim1=2, dim2=3).transpose(-1, -2)
 
 
 def run_by_hand(model: nn.Module, given: dict[str, Any], *, lazily: bool = False) -> tuple[list[Tensor], list[Any]]:

@@ -22,9 +22,22 @@ _KINDS = ("self", "linear")  # queries and keys are tokens of the one text that 
 
 
 class ChangedCell(NamedTuple):
-    """A pair of query and key whose weight has changed: positions in both texts, and both weights.
+    """A pair of query and key whose weight has changed; a list of them is made by `Changes.cells`.
 
-    A key that only one text has is None in the other one, where its weight is 0.
+    Parameters
+    ----------
+    query : (int, int)
+        Position of the query in the first text, and in the second.
+    key : (int or None, int or None)
+        Position of the key in both; None in a text that lacks it, where its weight is 0.
+    first, second : float
+        The weight in the first recording, and in the second.
+
+    Examples
+    --------
+    >>> from attlas.heads import ChangedCell
+    >>> ChangedCell((4, 5), (2, 2), 0.5, 0.25).query
+    (4, 5)
     """
 
     query: tuple[int, int]

@@ -132,7 +132,7 @@ class Intervening(ModelFollower, PartsHearing, AbstractContextManager[nn.Module]
         self._interventions = interventions
         self._memory = Memory()
         follows = any(item.follows_stream for item in interventions)
-        self._parts = PartsRecorder(model, self._attentions, lambda t: t, slice(None), self.where) if follows else None
+        self._parts = PartsRecorder(model, self._attentions, lambda t: t, slice(None)) if follows else None
         # By intervention and axis, one more than the last position of the longest text that it was asked about.
         self._reached: dict[tuple[int, str], int] = {}
 

@@ -79,7 +79,8 @@ class RemovePart(Intervention):
             found = f"{problem.q.shape[2]} queries, {problem.k.shape[2]} keys"
             raise RecordingError(rule, found, "model(ids, use_cache=False)", module=call.site.path, where=self.where)
         keys = self.side == "key"
-        made = call.made_without(call.site.path, self.source, keys=keys)
+        with public(self.where):
+            made = call.made_without(call.site.path, self.source, keys=keys)
         heads = problem.q.shape[1]
         made = spread_heads(made, heads).to(problem.q.dtype) if keys else made.to(problem.q.dtype)
         whole = (spread_heads(problem.k, heads) if keys else problem.q).clone()

@@ -321,9 +321,7 @@ class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
             sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
             self._gates = GateRecorder(model, sites, device)
         if parts is not None:
-            self._parts = PartsRecorder(
-                model, self._attentions, lambda t: stored_rows(t, self._policy), parts, "record()"
-            )
+            self._parts = PartsRecorder(model, self._attentions, lambda t: stored_rows(t, self._policy), parts)
         self._hears_linear = linear
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
@@ -418,7 +416,8 @@ class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
         if self._gates is not None:
             self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
         if self._parts is not None:
-            self.atlas.parts[:] = self._parts.streams()
+            with public(self.where):
+                self.atlas.parts[:] = self._parts.streams()
         self._complete_text()
         self._complete_layers()
         if self._policy.disk is not None:
@@ -514,7 +513,8 @@ class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end_pass()
         if self._parts is not None:
-            self._parts.end_pass()
+            with public(self.where):
+                self._parts.end_pass()
         beams, is_repeated = count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])

@@ -55,19 +55,12 @@ class PartsRecorder:
         Returns a tensor (batch, n, ...) as it is kept: on another device, on disk.
     rows : Tensor of int, or slice
         Positions of the rows to keep.
-    where : str
-        The public function that an error names.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        attentions: ModelAttentions,
-        keep: Callable[[Tensor], Tensor],
-        rows: KeptRows,
-        where: str,
+        self, model: nn.Module, attentions: ModelAttentions, keep: Callable[[Tensor], Tensor], rows: KeptRows
     ) -> None:
-        self._model, self._keep, self._rows, self._where = model, keep, rows, where
+        self._model, self._keep, self._rows = model, keep, rows
         sites, lists = attentions.blocks()
         self._blocks, watched = _blocks_of(model, sites, lists)
         for path, module in model.named_modules():
@@ -127,7 +120,7 @@ class PartsRecorder:
             "parts need a model whose stream is a sum of what layers add, and whose queries and keys are linear in it."
         )
         fix = "attlas.record(model) without parts; a module that adds to the stream must return what it adds."
-        return RecordingError(rule, found, fix, model=type(self._model).__name__, where=self._where)
+        return RecordingError(rule, found, fix, model=type(self._model).__name__)
 
     def _kept_rows(self, first: int, count: int) -> Tensor | None:
         """Return the positions of the rows that are kept of some rows; None for all."""
