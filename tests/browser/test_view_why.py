@@ -87,8 +87,11 @@ def test_accessible_and_nothing_is_cut(show: Callable[..., Any], axe: str, width
     page = show(f"{CELL}&panel=why", width)
     until(page, OPENED)
     page.get_by_text("The evidence").click()
-    faults = serious_faults(page, axe, [(f"{CELL}&panel=why", (width, 844), scheme) for scheme in ("light", "dark")])
+    places = ("e=2&h=4&pin=none&panel=why", f"{CELL}&panel=why")
+    views = [(place, (width, 844), scheme) for place in places for scheme in ("light", "dark")]
+    faults = serious_faults(page, axe, views)
     assert not any(faults.values()), faults
+    until(page, OPENED)
     line = page.evaluate(
         "(() => { const e = document.querySelector('.reasons-text'); return e.scrollWidth - e.clientWidth; })()"
     )
@@ -109,3 +112,27 @@ def test_a_recording_without_parts_says_how_to_get_them(browse: Any) -> None:
         page = browse(f"{url}#e=0&h=1&pin=9.3&panel=why", 1280, 844)
         until(page, "document.querySelector('.reasons .reasons-note') !== null")
         assert "record(model, parts=True), keeps them" in page.locator(".reasons-note").inner_text()
+
+
+def test_without_a_pinned_cell_the_whole_map_is_a_table(show: Callable[..., Any]) -> None:
+    page = show("e=2&h=4&pin=none&panel=why")
+    until(page, "document.querySelector('.reasons-table') !== null")
+    lead = page.locator(".reasons-lead").inner_text()
+    assert "head 0·2" in lead
+    assert "in the query meets head 0·0" in lead
+    rows, columns = (page.locator(f".reasons-table {each}").all_inner_texts() for each in ("tbody th", "thead th"))
+    cell = page.locator(".reasons-table tbody tr").nth(0).locator("td").nth(0)
+    assert (rows[0].startswith("head 0·2"), columns[0].startswith("head 0·0")) == (True, True)
+    assert float(cell.inner_text()) > 1
+    page.keyboard.press("Escape")
+    until(page, "!document.querySelector('.reasons-table')?.offsetParent")
+
+
+def test_a_pinned_cell_leads_to_the_whole_map_and_back(show: Callable[..., Any]) -> None:
+    page = show(f"{CELL}&panel=why", 390)
+    until(page, OPENED)
+    page.get_by_role("button", name="The whole map").click()
+    until(page, "document.querySelector('.reasons-table') !== null")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="The pinned cell").click()
+    until(page, OPENED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import attlas.models
 from attlas import heads, pictures
 from attlas.cli.command import main
 from attlas.errors import ShapeError
-from attlas.heads.explanation.summary import summary
+from attlas.heads.explanation.summary import map_summary, summary
 from attlas.recording.atlas import Atlas
 from attlas.view import Service
 
@@ -113,3 +114,48 @@ def test_the_picture_has_the_bars_of_the_parts(recorded: Atlas) -> None:
     assert len([label for label in text.texts if label.get_text() in {f"w{i}", f"w{j}", f"w{j - 1}"}]) == 3
     with pytest.raises(ShapeError, match=r"pictures\.why\(\): query and key must be places"):
         pictures.why(told, ["w"], query=i, key=j)
+
+
+def test_a_whole_map_has_the_numbers_of_the_explanation(recorded: Atlas) -> None:
+    why = heads.explain(recorded, 2, 4)
+    table = why.above_uniform.double()
+    told = map_summary(recorded, 2, 4)
+    assert sum(map(sum, told["table"])) == pytest.approx(float(table.sum()), abs=1e-6)
+    assert told["total"] == pytest.approx(float(table.sum()))
+    rows, columns = ([part.name for part in parts] for parts in (why.query_parts, why.key_parts))
+    for i, query in enumerate(told["queries"]):
+        assert query["logit"] == pytest.approx(float(table[rows.index(query["name"])].sum()))
+        for j, key in enumerate(told["keys"]):
+            wanted = table[rows.index(query["name"]), columns.index(key["name"])]
+            assert told["table"][i][j] == pytest.approx(float(wanted), abs=1e-9)
+    assert told["others"] == [len(rows) - 10, len(columns) - 10]
+    assert len(told["table"]) == len(told["table"][0]) == 11
+    assert (told["queries"][0]["name"], told["keys"][0]["name"]) == ("head 0·2", "head 0·0")
+    few = map_summary(recorded, 0, 0)  # of few parts none are joined
+    assert few["others"] == [0, 0]
+    assert len(few["table"]) == len(few["queries"]) == 3
+
+
+def test_the_page_answers_for_a_whole_map(recorded: Atlas) -> None:
+    service = Service(recorded)
+    try:
+        answer = service.answer("why_map", {"entry": "2", "head": "4"})
+        assert (answer.status, json.loads(answer.body)) == (200, map_summary(recorded, 2, 4))
+        refused = service.answer("why_map", {"entry": "2", "head": "mean"})
+        assert (refused.status, json.loads(refused.body)) == (
+            409, {"error": "the mean of heads has no logits; choose one head"}
+        )  # fmt: skip
+    finally:
+        service.close()
+
+
+def test_the_command_explains_and_draws_a_whole_map(
+    recorded: Atlas, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded.save(tmp_path / "run.atlas")
+    assert main(["why", str(tmp_path / "run.atlas"), "--head", "2.4", "-o", str(tmp_path / "map.png")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\+\d\.\d\d  head 0·2.* -> head 0·0", out)
+    parts = len(heads.explain(recorded, 2, 4).query_parts)
+    assert f"{parts - 6} other parts" in out
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

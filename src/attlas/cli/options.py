@@ -261,17 +261,20 @@ def _options_of_picture(command: argparse.ArgumentParser) -> None:
 
 
 def _options_of_why(command: argparse.ArgumentParser) -> None:
-    """Say why a head looks where it looks: what each part of the query and of the key adds to its logit.
+    """Say why a head looks where it looks: what each part of the query and of the key adds to its logits.
+
+    Without --at it is the whole map: what pairs of parts add where the head looks, above the mean of the keys.
 
     Examples
     --------
     attlas record --parts -o run.atlas
     attlas why run.atlas --head 2.4 --at 1058,1051 -o why.png
+    attlas why run.atlas --head 2.4
     """
     _add_recording_folder(command)
     option = command.add_argument
     option("--head", metavar="L.H", required=True, help="layer and head")
-    option("--at", metavar="I,J", required=True, help="positions of the query and of the key in the text")
+    option("--at", metavar="I,J", help="positions of the query and of the key in the text")
     option("-o", "--out", **_FILE_OPTION, help="a picture of it: .png, .svg or .pdf")
 
 

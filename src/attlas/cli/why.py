@@ -10,7 +10,7 @@ from attlas.cli.checks import check_target
 from attlas.cli.files import entry_of, open_folder
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
-from attlas.heads.explanation.summary import summary
+from attlas.heads.explanation.summary import map_summary, summary
 from attlas.recording.atlas import Atlas, Entry
 
 _BAR = 24  # characters of the longest bar
@@ -36,18 +36,17 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     if head not in entry.heads:
         rule = "--head must be a layer and one of its recorded heads."
         raise UsageError(rule, f"--head {arguments.head}", f"--head {entry.layer}.{entry.heads[0]}")
-    query, key = _cell(arguments.at, entry)
+    cell = None if arguments.at is None else _cell(arguments.at, entry)
     if not atlas.parts:
         rule, fix = "the recording must have parts of logits.", "attlas record --parts -o run.atlas"
         raise UsageError(rule, f"none in {arguments.atlas}", fix)
+    if cell is None:
+        _explain_map(atlas, entry, head, arguments, terminal)
+        return
+    query, key = cell
+    at = query - entry.queries[0], key - entry.first_key
     with terminal.step("computing"):
-        told = summary(
-            atlas,
-            (entry.name, entry.call),
-            head,
-            cell=(query - entry.queries[0], key - entry.first_key),
-            names=_names(atlas, entry),
-        )
+        told = summary(atlas, (entry.name, entry.call), head, cell=at, names=_names(atlas, entry))
     queries, keys = (texts[0] if texts else [] for texts in atlas.texts_of(entry))
     _say(told, queries, keys, (query, key), terminal)
     if arguments.out is not None:
@@ -55,6 +54,33 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         title = f"Head {entry.layer}·{head} at {_quoted(queries, query)} looks at {_quoted(keys, key)}: why?"
         figure = pictures.why(told, words, query=query, key=key, title=title)
         terminal.files([(pictures.save(figure, arguments.out), "the same as a picture")])
+
+
+def _explain_map(atlas: Atlas, entry: Entry, head: int, arguments: Namespace, terminal: Terminal) -> None:
+    """Say what pairs of parts add where a head looks, and draw the table where asked for."""
+    with terminal.step("computing"):
+        told = map_summary(atlas, (entry.name, entry.call), head, names=_names(atlas, entry))
+    above = f"{told['total']:+.1f} above the mean of the keys"
+    terminal.say(f"Where head {entry.layer}·{head} looks, its logits lie {above}", "bold")
+    table, queries, keys = told["table"], told["queries"], told["keys"]
+    for name, parts, others in (("keys", keys, told["others"][1]), ("queries", queries, told["others"][0])):
+        terminal.say(f"\n  What each part of the {name} adds:")
+        joined = told["total"] - sum(part["logit"] for part in parts)
+        _bars(sorted(parts, key=lambda part: -abs(part["logit"])), terminal, others=(others, joined))
+    pairs = [(table[i][j], query, key) for i, query in enumerate(queries) for j, key in enumerate(keys)]
+    terminal.say("\n  Largest pairs, part of the query -> part of the key:")
+    for value, query, key in sorted(pairs, key=lambda pair: -abs(pair[0]))[:5]:
+        terminal.say(f"    {value:+6.2f}  {_label(query)} -> {_label(key)}")
+    terminal.say()
+    weighted = "Means over all queries, weighted by the attention weights."
+    terminal.prose(f"{weighted} This explains logits, not what the model answers.", "dim")
+    for text in told["notes"]:
+        terminal.prose(f"{text[0].upper()}{text[1:]}.", "dim")
+    if arguments.out is not None:
+        figure = pictures.why_map(
+            told, title=f"Head {entry.layer}·{head}: which part of the query meets which of the key"
+        )
+        terminal.files([(pictures.save(figure, arguments.out), "the table of pairs")])
 
 
 def _head(text: str) -> tuple[int, int]:
@@ -127,11 +153,13 @@ def _sentences(told: dict[str, Any], keys: list[str], key: int) -> list[str]:
     return found
 
 
-def _bars(parts: list[dict[str, Any]], terminal: Terminal) -> None:
-    """Print a bar for each of the largest parts, and one for all others."""
+def _bars(parts: list[dict[str, Any]], terminal: Terminal, *, others: tuple[int, float] = (0, 0.0)) -> None:
+    """Print a bar for each of the largest parts, and one for all others; some are given by their number and sum."""
     rows = [(_label(part), part["logit"]) for part in parts[:_SHOWN]]
-    if len(parts) > _SHOWN:
-        rows.append((f"{len(parts) - _SHOWN} other parts", sum(part["logit"] for part in parts[_SHOWN:])))
+    count, joined = others
+    if len(parts[_SHOWN:]) + count:
+        rest = sum(part["logit"] for part in parts[_SHOWN:]) + joined
+        rows.append((f"{len(parts[_SHOWN:]) + count} other parts", rest))
     width = max(len(name) for name, _ in rows)
     largest = max(1e-9, *(abs(value) for _, value in rows))
     for name, value in rows:

@@ -22,10 +22,10 @@ from attlas.pictures.maps import (
     weight_words,
 )
 from attlas.pictures.over_image import over_image
-from attlas.pictures.why import why
+from attlas.pictures.why import why, why_map
 
 __all__ = [
     "ACCENT", "DEPTH", "FLOOR", "INK", "LAND", "SOFT", "accept_in_circuitsvis", "blocks", "color_norm", "depth", "draw",
     "grid", "label", "over_image", "palette", "plot", "save", "scale", "sheet", "weight_words",
-    "why",
+    "why", "why_map",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Why a weight is where it is, as a picture: two arrows over the text, and what each part of the key adds."""
+"""Why a weight is where it is, as pictures: arrows over the text and a bar for each part; a table for a whole map."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from attlas.errors import ShapeError, public
-from attlas.pictures.maps import ACCENT, INK, SOFT, sheet
+from attlas.pictures.maps import ACCENT, DEPTH, INK, SOFT, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 _BARS = 6  # parts with a bar of their own
+_LEAST_WRITTEN = 0.05  # number of a table that is written into its cell
 _NEAR = 3  # tokens around each of the three that are shown
 _BLUE, _PALE_BLUE, _PALE_RED, _GREY = "#18436a", "#d9e6ee", "#fbe9e2", "#b3cddf"
 _LETTER = 0.105  # inches of a letter of 11 points, in a font where all have one width
@@ -72,6 +74,72 @@ def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: i
     if title:
         text.set_title(title, loc="left", fontsize=12, color=INK, parse_math=False)
     return figure
+
+
+@public("pictures.why_map()")
+def why_map(summary: Mapping[str, Any], *, title: str = "") -> Figure:
+    """Draw what pairs of parts add where a head looks, as a heat map.
+
+    Parameters
+    ----------
+    summary : mapping
+        What `attlas.heads.explanation.map_summary` gives.
+    title : str
+        Title of the picture.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from attlas import pictures
+    >>> query = {"name": "MLP 0", "role": "", "logit": 2.0}
+    >>> key = {"name": "head 0·0", "role": "previous token", "logit": 2.0}
+    >>> told = {"queries": [query], "keys": [key], "others": [0, 3], "table": [[1.5, 0.5]], "total": 2.0}
+    >>> len(pictures.why_map(told).axes[0].texts)
+    2
+    """
+    table, (more_queries, more_keys) = summary["table"], summary["others"]
+    rows, columns = _names(summary["queries"], more_queries), _names(summary["keys"], more_keys)
+    largest = max((abs(value) for line in table for value in line), default=0.0) or 1.0
+    figure = sheet(3.2 + 0.62 * len(columns), 2.4 + 0.4 * len(rows))
+    ax = figure.subplots()
+    ax.pcolormesh(table, cmap=_two_sided(), vmin=-largest, vmax=largest, edgecolors="white", linewidth=1)
+    ax.invert_yaxis()
+    for row, line in enumerate(table):
+        for column, value in enumerate(line):
+            if abs(value) < _LEAST_WRITTEN:
+                continue
+            color = "white" if abs(value) > 0.6 * largest else INK
+            ax.text(column + 0.5, row + 0.5, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=color)
+    ax.set_xticks([at + 0.5 for at in range(len(columns))], columns, rotation=40, ha="left", parse_math=False)
+    ax.set_yticks([at + 0.5 for at in range(len(rows))], rows, parse_math=False)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0, labelsize=9)
+    ax.spines[:].set_visible(False)
+    ax.set_ylabel("part of the query", color=INK)
+    ax.set_xlabel(f"part of the key; all sum to {summary['total']:+.1f}, in nats above equal weights", color=INK)
+    if title:
+        ax.set_title(title, loc="left", fontsize=12, color=INK, pad=14, parse_math=False)
+    return figure
+
+
+def _names(parts: Sequence[Mapping[str, Any]], others: int) -> list[str]:
+    """Return parts as a person reads them, and how many others there are."""
+    return [*map(_label, parts), *([f"{others} other parts"] if others else [])]
+
+
+def _two_sided() -> Colormap:
+    """Return colours from dark red over paper to dark blue."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("parts", ["#782614", "#e8a386", DEPTH[0], DEPTH[2], DEPTH[5]])
 
 
 def _shown(places: Sequence[int], length: int) -> list[int]:

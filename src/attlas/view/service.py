@@ -37,13 +37,14 @@ from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
 from attlas.view.tokens import Text
-from attlas.view.why import why
+from attlas.view.why import why, why_map
 from attlas.view.worker import Worker
 
 # Each is answered by the method `_answer_` with this name.
 _QUESTION_NAMES = (
     "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
     "pooling", "heads", "focus", "status", "offline", "why",
+    "why_map",
 )  # fmt: skip
 _POOL_NAMES = ("mean", "max")
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
@@ -468,6 +469,11 @@ class Service:
         place, head = self._head_of_question(params)
         cell = params.whole("i", 0, head.m), params.whole("j", 0, head.n)
         return json_answer(why(self._source.entries[place.entry], self._source.entries, place, cell, wanted))
+
+    def _answer_why_map(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer what pairs of parts add where a head looks, above the mean of the keys."""
+        place, _ = self._head_of_question(params)
+        return json_answer(why_map(self._source.entries[place.entry], place, wanted))
 
     def _answer_pair(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer the weight of each head from one query on some keys, and how much its row overlaps a row elsewhere."""

@@ -1,4 +1,4 @@
-"""What a person is told of an explained logit, as plain data: parts by size, who wrote the key, and from where."""
+"""What a person is told of an explained logit or map, as plain data: parts by size, who wrote the key, from where."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from attlas.recording.atlas import Atlas
 
 _PAIRS = 8  # pairs of parts that are told
 _SOURCES = 3  # tokens that the writer took its part from
+_TOLD_PARTS = 10  # parts of a side of a map that are told by themselves
+_MOST_PARTS = 128  # parts of the queries of a map, from which on they are joined by layers
 
 
 @torch.no_grad()
@@ -74,6 +76,72 @@ def summary(
         "writer": _writer(atlas, layer, why, keys, relative=relative),
         "notes": list(why.notes),
     }
+
+
+@torch.no_grad()
+def map_summary(
+    atlas: Atlas, layer: Any, head: int, *, sequence: int = 0, names: Names | None = None
+) -> dict[str, Any]:
+    """Return what each pair of parts adds where a head looks, above what it adds in the mean of the keys.
+
+    Parameters
+    ----------
+    atlas : Atlas
+        A recording with parts.
+    layer : int, str or tuple
+        The layer, as ``atlas[...]`` takes it.
+    head : int
+        The head, as the model counts it.
+    sequence : int
+        Which sequence of the batch.
+    names : mapping of (int, int) to str, optional
+        What heads do, by layer and number.
+
+    Returns
+    -------
+    dict
+        ``queries`` and ``keys``, the parts whose numbers are largest, with ``logit``, what each adds with all of the
+        other side; ``others``, how many parts of each side are not told by themselves; ``table``, what pairs add, with
+        a last row and a last column of these others where there are any; ``total``, the sum of the table; ``notes``.
+        Parts of more than 128 of queries are joined by layers.
+    """
+    groups = ("layer", None) if _has_many(atlas) else None
+    why = explain(atlas, layer, head, sequence=sequence, names=names, groups=groups)
+    table = why.above_uniform.double()
+    queries, rows = _largest_first(why.query_parts, table, 0)
+    keys, columns = _largest_first(why.key_parts, table, 1)
+    told = _joined(_joined(table[rows][:, columns], len(queries), 0), len(keys), 1)
+    return {
+        "layer": layer if isinstance(layer, int) else atlas.entry(layer).layer,
+        "head": head,
+        "queries": queries,
+        "keys": keys,
+        "others": [table.shape[0] - len(queries), table.shape[1] - len(keys)],
+        "table": told.tolist(),
+        "total": float(table.sum()),
+        "notes": list(why.notes),
+    }
+
+
+def _has_many(atlas: Atlas) -> bool:
+    """Return whether queries have so many parts that a table of all pairs takes long."""
+    return sum(len(entry.heads) for entry in atlas.entries if entry.kind == "self") > _MOST_PARTS
+
+
+def _largest_first(parts: Sequence[Part], table: Tensor, axis: int) -> tuple[list[dict[str, Any]], Tensor]:
+    """Return the parts of one side with the largest numbers, with what each adds, and the order of all of that side."""
+    order = table.abs().amax(1 - axis).argsort(descending=True, stable=True)
+    sums = table.sum(1 - axis)
+    told = [{**_named(parts[place]), "logit": float(sums[place])} for place in order[:_TOLD_PARTS].tolist()]
+    return told, order
+
+
+def _joined(table: Tensor, count: int, axis: int) -> Tensor:
+    """Return a table with all rows (or columns) from a place on as their sum; as it is where there are none."""
+    if table.shape[axis] == count:
+        return table
+    first, rest = table.split([count, table.shape[axis] - count], axis)
+    return torch.cat([first, rest.sum(axis, keepdim=True)], axis)
 
 
 def _by_size(parts: Sequence[Part], sums: Tensor) -> list[dict[str, Any]]:

@@ -210,6 +210,18 @@ interface Why {
   writer: WhyWriter | null;
   notes: string[];
 }
+/** What pairs of parts add where a head looks, above the mean of the keys. */
+interface WhyMap {
+  layer: number;
+  head: number;
+  queries: WhyPart[];
+  keys: WhyPart[];
+  /** How many parts of queries and of keys are the last row and the last column. */
+  others: [queries: number, keys: number];
+  table: number[][];
+  total: number;
+  notes: string[];
+}
 /** The tokens around a cell and the token that its writer read, by their positions. */
 interface WhyWords {
   words: Map<number, string>;
@@ -305,6 +317,7 @@ interface Questions {
   pair: JsonAnswer<{ weights: (number | null)[]; agreement: (number | null)[] | null }>;
   cell: JsonAnswer<CellDetails>;
   why: JsonAnswer<Why>;
+  why_map: JsonAnswer<WhyMap>;
   top: JsonAnswer<{ cells: WeightedCell[]; rounded?: boolean }>;
   offline: JsonAnswer<{ page?: string; data: PackedData }>;
   reading: JsonAnswer<ReadingStatus>;

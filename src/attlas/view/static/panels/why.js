@@ -1,4 +1,5 @@
-// Why the pinned weight is where it is: two arrows over the text, a sentence, and what each part of the key adds.
+// Why the pinned weight is where it is: two arrows over the text, a sentence, and what each part of the key adds; and
+// why the whole map is what it is: a table of what pairs of parts add.
 
 import { createDialog, make } from "./elements.js";
 import { formatInteger, formatNumber, getHeadName } from "../data/numbers.js";
@@ -17,7 +18,7 @@ const SVG = "http://www.w3.org/2000/svg";
  * @returns {Panel}
  */
 export function mountWhy(element, { store, transport, texts, uid, root, map }) {
-  const openButton = make("button", { type: "button", title: t("What made the pinned weight: its logit, part by part  w") }, t("Why?"));
+  const openButton = make("button", { type: "button", title: t("What made the pinned weight, or the map: logits, part by part  w") }, t("Why?"));
   openButton.addEventListener("click", () => store.set({ panel: "why" }));
   const buttonBox = make("div", { hidden: true }, openButton);
   element.prepend(buttonBox);
@@ -32,22 +33,31 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
   let redraw = null; // draws the arrows again where the dialog has another width
   /** @type {(() => void) | null} */
   let rename = null; // fills the dialog again when it is known what the heads are
+  let isWhole = false; // whether the whole map is explained, though a cell is pinned
   const observer = new ResizeObserver(() => redraw?.());
   observer.observe(dialog.body);
 
   const showMessage = (/** @type {string} */ text) => dialog.body.replaceChildren(make("p", { class: "reasons-note", role: "status" }, text));
   const showButton = (/** @type {State} */ { pin, head, entry, info }) => {
-    buttonBox.hidden = pin === null || head === "mean" || !info.entries[entry].readable;
+    const shown = info.entries[entry];
+    buttonBox.hidden = (pin === null && !shown.parts) || head === "mean" || !shown.readable;
+  };
+  const showWhole = (/** @type {boolean} */ whole) => {
+    isWhole = whole;
+    load(store.state);
+    dialog.body.focus();
   };
 
   async function load(/** @type {State} */ state) {
     pending?.abort();
     redraw = rename = null;
-    if (state.panel !== "why") return dialog.close();
+    if (state.panel !== "why") {
+      isWhole = false;
+      return dialog.close();
+    }
     const { info, entry, head, batch, pin } = state;
     const shown = info.entries[entry];
     dialog.open();
-    if (pin === null) return showMessage(t("Pin a cell of the map first: click it."));
     if (head === "mean") return showMessage(t("The mean of heads has no logits: choose one head."));
     if (info.held) return showMessage(t("This file has no parts of logits. attlas view opens the recording."));
     if (!shown.parts) return showMessage(t("This recording has no parts: attlas record --parts, or record(model, parts=True), keeps them."));
@@ -55,6 +65,13 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
     const controller = new AbortController();
     pending = controller;
     try {
+      if (pin === null || isWhole) {
+        const { json: map } = await transport.get("why_map", { entry, head, batch }, { signal: controller.signal });
+        if (controller.signal.aborted) return undefined;
+        fillWhole(state, map);
+        rename = () => fillWhole(store.state, map);
+        return undefined;
+      }
       const { json } = await transport.get("why", { entry, head, batch, i: pin.i, j: pin.j }, { signal: controller.signal });
       const words = await fetchWords(state, json);
       if (controller.signal.aborted) return undefined;
@@ -138,12 +155,37 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
       figure,
       make("h3", {}, why.relative ? t("What each part of the key adds to the logit, above the mean of its row") : t("What each part of the key adds to the logit")),
       chart,
-      ...(follow ? [make("p", { class: "reasons-follow" }, follow)] : []),
+      make("p", { class: "reasons-follow" }, ...(follow ? [follow] : []), createSwitch(t("The whole map"), true)),
       evidence,
       make("p", { class: "reasons-note" }, t("This explains a logit, exactly: the parts sum to it. It does not explain the weight alone, which is a softmax over all keys, and not what the model answers. The number without a part is a prediction: a model computes its norms again, and gives back a share of the logit.")),
     );
     redraw = () => drawText(figure, found);
     redraw();
+  }
+
+  function createSwitch(/** @type {string} */ words, /** @type {boolean} */ whole) {
+    const button = make("button", { type: "button", class: "toggle" }, words);
+    button.addEventListener("click", () => showWhole(whole));
+    return button;
+  }
+
+  /**
+   * @param {State} state
+   * @param {WhyMap} map
+   */
+  function fillWhole(state, map) {
+    const headName = getHeadName(state.info, state.entry, state.head);
+    const best = findLargest(map.table, map.queries.length, map.keys.length);
+    const sentences = [t("{0}: where it looks, its logits lie {1} above the mean of the keys, in the mean over all queries.", headName, formatSigned(map.total))];
+    if (best) sentences.push(t("Most of it, {0}: {1} in the query meets {2} in the key.", formatSigned(best.value), describePart(state, map.queries[best.row]), describePart(state, map.keys[best.column])));
+    dialog.body.replaceChildren(
+      make("p", { class: "reasons-lead" }, sentences.join(t(" "))),
+      make("h3", {}, t("What each part of the queries (rows) and of the keys (columns) adds together")),
+      createTable(state, map),
+      ...(state.pin === null ? [make("p", { class: "reasons-follow" }, t("Click a cell of the map to see why its weight is where it is."))] : [make("p", { class: "reasons-follow" }, createSwitch(t("The pinned cell"), false))]),
+      ...map.notes.map((note) => make("p", { class: "reasons-note" }, `${t(note)}.`)),
+      make("p", { class: "reasons-note" }, t("Each number is weighted by the attention weights, less the same with equal weights: what is the same for all keys adds 0. All numbers sum to the total. This explains logits, not what the model answers.")),
+    );
   }
 
   showButton(store.state);
@@ -227,6 +269,42 @@ function createBars(state, parts, writer) {
       bar.style.left = `${value < 0 ? zero - width : zero}%`;
       return make("div", { class: stands ? "writer" : "" }, make("dt", {}, name), make("dd", {}, make("span", { "aria-hidden": "true" }, bar), make("b", {}, formatSigned(value))));
     }),
+  );
+}
+
+/**
+ * The largest number of a table of parts, without those of parts that are joined.
+ *
+ * @param {number[][]} table
+ * @param {number} rows
+ * @param {number} columns
+ */
+export function findLargest(table, rows, columns) {
+  const numbers = table.slice(0, rows).flatMap((line, row) => line.slice(0, columns).map((value, column) => ({ row, column, value })));
+  const best = numbers.reduce((most, each) => (each.value > most.value ? each : most), { row: 0, column: 0, value: 0 });
+  return best.value > 0 ? best : null;
+}
+
+/**
+ * A heat map of what pairs of parts add, as a table.
+ *
+ * @param {State} state
+ * @param {WhyMap} map
+ */
+function createTable(state, { queries, keys, others, table }) {
+  const names = (/** @type {WhyPart[]} */ parts, /** @type {number} */ rest) => [...parts.map((part) => describePart(state, part)), ...(rest ? [t("{0} other parts", rest)] : [])];
+  const [rows, columns] = [names(queries, others[0]), names(keys, others[1])];
+  const largest = Math.max(...table.flat().map(Math.abs), 1e-9);
+  const cells = (/** @type {number[]} */ line) =>
+    line.map((value) => {
+      const cell = make("td", { class: value < 0 ? "below" : "", title: formatSigned(value) }, Math.abs(value) < 0.05 ? "" : formatSigned(value));
+      cell.style.setProperty("--share", `${(100 * Math.abs(value)) / largest}%`);
+      return cell;
+    });
+  return make(
+    "div",
+    { class: "reasons-table", tabIndex: 0, role: "region", "aria-label": t("What each part of the queries (rows) and of the keys (columns) adds together") },
+    make("table", {}, make("thead", {}, make("tr", {}, make("td", {}), ...columns.map((name) => make("th", { scope: "col" }, make("span", {}, name))))), make("tbody", {}, ...rows.map((name, row) => make("tr", {}, make("th", { scope: "row" }, name), ...cells(table[row]))))),
   );
 }
 
