@@ -420,7 +420,7 @@ class Run:
             if KnownTexts.together([part.known for part in parts]).count(identities, self._first) < len(identities):
                 return False
             self.failed = len(failed_rows(sources))
-            self.texts = self.failed + sum(int(one.state.counts[0, -1]) for one in sources if one.state is not None)
+            self.texts = self.failed + sum(one.state.texts for one in sources if one.state is not None)
             if not self.texts:
                 raise ShapeError("there must be something to read.", "no text", "another source.", where="corpus()")
             if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW_TEXTS):
