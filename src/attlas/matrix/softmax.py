@@ -234,12 +234,17 @@ class SoftmaxWeights(Weights):
         return out
 
     def _product_and_statistics(self, v: Tensor) -> Tensor | None:
-        """Return ``A @ v``, and keep announced statistics that come from the same call of a kernel; None without."""
+        """Return ``A @ v``, and keep the announced statistics that come from the same call of a kernel.
+
+        None where no announced statistic can come from the kernel.
+        """
         announced, self.announced = self.announced, ()
         problem, n = self.problem, self.shape[3]
         graph = torch.is_grad_enabled() and (v.requires_grad or problem.requires_grad)
         if graph or problem.partial or problem.is_symbolic or not self.are_shares or v.dtype is not problem.q.dtype:
             return None
+        # Kernels skip tiles that the mask hides: `collect` computes a statistic that has to see them, and refuses one
+        # of more keys than there are.
         statistics = [s for s in announced if s.k <= n and s.may_skip_tiles(problem)]
         found = operations.multiply_and_collect(problem, v, self.plan, statistics) if statistics else None
         if found is None:
