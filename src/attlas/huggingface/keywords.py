@@ -83,8 +83,8 @@ def _is_named(owner: type, name: str) -> bool:
     """Return whether the code of an attention layer mentions a keyword, or the eager attention in its file does.
 
     The code of the layer has the name among its constants where it passes the keyword on or reads it; eager attention
-    has it there or in its signature. This is a function of its own because torch.compile takes its answer as a
-    constant: the compiler cannot trace the search, and `check_keywords` it must trace.
+    has it there or in its signature. This is a function of its own because torch.compile traces `check_keywords`, and
+    takes the answer of this function as a constant in place of tracing the search.
     """
     return _search_for_name(owner, name)
 

@@ -176,7 +176,7 @@ class Folded:
             case "scale":
                 return self._multiply_by(step.numbers[0] or 0.0)
             case "divide_by_number":
-                return self._multiply_by(1.0 / (step.numbers[0] or math.nan))  # it is never 0
+                return self._multiply_by(1.0 / (step.numbers[0] or math.nan))  # there is one, and it is not 0
             case "multiply" | "divide":
                 return self._times_tensor(step.tensors[0], inverse=step.kind == "divide")
             case "shift":
