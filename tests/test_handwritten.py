@@ -12,6 +12,7 @@ import attlas
 from attlas.errors import ModifiedError
 from attlas.foundation.compat import TorchDispatchMode
 from attlas.matrix.handwritten.logits import Logits
+from attlas.matrix.handwritten.steps import Step, StepScore
 
 B, H, M, N, D = 2, 3, 9, 11, 4
 LOWEST = torch.finfo(torch.float64).min
@@ -481,6 +482,14 @@ def test_one_query_is_computed_as_before() -> None:
     wanted = model(*tokens)
     with attlas.lazily(model):
         assert torch.equal(model(*tokens), wanted)
+
+
+def test_the_names_of_stored_steps_stay() -> None:
+    score = StepScore.of([Step("divide_by_number", numbers=(4.0,)), Step("clamp", numbers=(None, 0.5))])
+    assert score.to_dict() == {"steps": '[["part", ["4.0"]], ["clamp", [null, "0.5"]]]'}
+    q, k = randoms(1, 1, 5, D), randoms(1, 1, 7, D)
+    logits = attlas.attend(q, k, StepScore.from_dict(score.to_dict())).logits[:, :, :, :]
+    torch.testing.assert_close(logits, (q @ k.mT / 4.0).clamp(max=0.5))
 
 
 def test_memory_is_linear() -> None:

@@ -49,7 +49,6 @@ def test_words_of_options_are_those_of_their_modules() -> None:
     assert {"kinds", *statistic_names(made)} == {*options.STATISTICS, "head_scores"}
     assert tuple(scaling.DISTRIBUTIONS) == options.DISTRIBUTIONS
     assert sorted(task.KERNELS) == sorted(options.KERNELS)
-    assert frozenset(options.KERNELS[2:]) == task.BOUNDED  # attlas regress takes the first two for unbounded
 
 
 def test_export_is_another_name_of_report() -> None:

@@ -195,7 +195,7 @@ def test_no_matrix_and_no_graph_outlive_the_step(gpt2: nn.Module) -> None:
     loop = Loop(gpt2, monitor)
     loop.call("on_step_begin")
     gpt2(batch()[0])
-    assert all(entry.matrix is None for entry in monitor._open.atlas.entries)
+    assert all(entry.matrix is None for entry in monitor._open_recording.atlas.entries)
     loop.state.global_step += 1
     loop.call("on_step_end")
     gc.collect()

@@ -104,7 +104,7 @@ def test_what_a_layer_keeps(make):
     assert out.requires_grad
     assert isinstance(layer.weights, attlas.AttentionMatrix)
     assert not layer.weights.requires_grad
-    assert copy.deepcopy(layer)._kept is None
+    assert copy.deepcopy(layer)._last_matrix is None
     assert not layer.state_dict()
     layer.forget()
     with pytest.raises(RecordingError, match="must have been called"):

@@ -269,7 +269,7 @@ def test_a_memory_mapped_pass_cannot_be_written(saved: tuple[Atlas, Path]) -> No
     track(atlas, folder)
     service = Service(atlas, store=folder)
     numbers(service, "track", entry=0, head=0, name="entropy")
-    (job,) = service._passes._open.values()
+    (job,) = service._passes._jobs.values()
     assert not job.result.arrays["sum"].flags.writeable
     assert isinstance(job.result.arrays["sum"], np.memmap)
     service.close()
@@ -417,7 +417,7 @@ def test_nobody_waits_any_more(service: Service, long: attlas.AttentionMatrix) -
     head = Head(long[:, :1], skip_first=True)
     with pytest.raises(UnwantedError):
         head.lse(range(SIZE), lambda: next(calls))
-    assert head._known.sum() == 2, "what was found before stays"
+    assert head._block_has_lse.sum() == 2, "what was found before stays"
 
 
 def test_many_threads_get_the_same_answers(long: attlas.AttentionMatrix) -> None:

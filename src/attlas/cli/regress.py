@@ -16,7 +16,6 @@ import numpy as np
 from attlas import pictures
 from attlas.cli.checks import check_target, need
 from attlas.cli.formatting import json_text, plural
-from attlas.cli.options import KERNELS
 from attlas.cli.regress_columns import Column, Floats
 from attlas.cli.regress_report import print_report
 from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number, read, split
@@ -95,6 +94,7 @@ def _fitted_model(
 ) -> tuple[AttentionRegressor, dict[str, Any]]:
     """Return the fitted model, and everything that is said about it."""
     from attlas.estimators import AttentionRegressor
+    from attlas.estimators.sums.task import BOUNDED
 
     x, y, weights = data
     settings = {name: getattr(arguments, name) for name in ("kernel", "degree", "outside")}
@@ -142,7 +142,7 @@ def _fitted_model(
         "effective_neighbours": dict(
             zip(("percentile_5", "median"), np.quantile(neighbours, [0.05, 0.5]), strict=True)
         ),
-        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel not in KERNELS[:2] else 0.0,
+        "alone": float((neighbours < 1.0 + 1e-9).mean()) if arguments.kernel in BOUNDED else 0.0,
     }
 
 

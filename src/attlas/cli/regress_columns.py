@@ -157,10 +157,10 @@ def _days_since_1970(texts: Sequence[str], zoned: bool) -> Floats:
 
 def explain_cell(cell: str, column: Column, cells: Cells, delimiter: str, arguments: Namespace) -> tuple[str, str]:
     """Return why a cell is no number of its column, and what helps; the latter may be empty."""
-    texts = [str(one) for one in cells]
-    known = {text for text in texts if not is_missing(text)}
+    texts = [str(text) for text in cells]
+    present = {text for text in texts if not is_missing(text)}
     shown = repr(cell if len(cell) <= 40 else cell[:39] + "…")
-    if not known:
+    if not present:
         return f"{shown}, as in every row: the column is empty", f"--features without {column.name}"
     if is_missing(cell):
         return f"{shown}, a missing value" if cell else "an empty cell", "--drop-missing, which leaves out such rows"
@@ -168,31 +168,48 @@ def explain_cell(cell: str, column: Column, cells: Cells, delimiter: str, argume
         levels = f"{', '.join(column.levels[:8])}{' …' if len(column.levels) > 8 else ''}"
         return f"{shown}, which no row of the fit had ({levels})", "--drop-missing, which gives such rows no prediction"
     if column.kind.endswith("date") or _MAYBE_DATE.fullmatch(cell) or _DATE_PATTERN.fullmatch(cell):
-        return _explain_date(cell, shown, column, known)
-    other, sign = (".", "point") if arguments.decimal == "," else (",", "comma")
-    as_decimal, as_thousands = Signs(other), Signs(arguments.decimal, other)
-    numbers = [text for text in known if other in text and (as_decimal.reads(text) or as_thousands.reads(text))]
-    grouped = arguments.thousands is None and cell in numbers and all(map(as_thousands.reads, numbers))
-    if grouped and (delimiter == "," or not as_decimal.reads(cell)):
-        return f"{shown}, which has separators of thousands", f"--thousands {other}"
-    if cell in numbers and as_decimal.reads(cell):
-        both = f", --thousands {other} if it separates thousands" if grouped else ""
-        return f"{shown}, which has a {sign}", f"--decimal {other} if the {sign} is the decimal sign{both}"
+        return _explain_date(cell, shown, column, present)
+    explained = _explain_sign(cell, shown, present, delimiter, arguments)
+    if explained is not None:
+        return explained
     if Signs(arguments.decimal, arguments.thousands).reads(cell):
         return f"{shown}, which is beyond the range of float64", ""
-    if any(map(_BEGINS_AS_NUMBER.match, known)):
+    if any(map(_BEGINS_AS_NUMBER.match, present)):
         return shown, ""
     if column.name in (arguments.target, arguments.weights):
         fix = "attlas.estimators.AttentionClassifier, which learns texts" if column.name == arguments.target else ""
         return f"{shown}, a text", fix
     rule = f"at most {_MOST_LEVELS}, each twice on average, become features"
-    return f"{shown}, one of {len(known):,} different texts in {len(texts):,} rows; {rule}", ""
+    return f"{shown}, one of {len(present):,} different texts in {len(texts):,} rows; {rule}", ""
 
 
-def _explain_date(cell: str, shown: str, column: Column, known: set[str]) -> tuple[str, str]:
+def _explain_sign(
+    cell: str, shown: str, present: set[str], delimiter: str, arguments: Namespace
+) -> tuple[str, str] | None:
+    """Return what was found in a refused cell that is a number with other signs, and the fix; None for other cells.
+
+    `shown` is the cell as the error shows it, `present` are the texts of its column that are not missing.
+    """
+    other, name = (".", "point") if arguments.decimal == "," else (",", "comma")
+    as_decimal, as_thousands = Signs(other), Signs(arguments.decimal, other)
+    numbers = [text for text in present if other in text and (as_decimal.reads(text) or as_thousands.reads(text))]
+    if cell not in numbers:
+        return None
+    maybe_thousands = arguments.thousands is None and all(map(as_thousands.reads, numbers))
+    # "1,000" may be 1 or 1000. A file that is delimited by commas has thousands there: who writes decimal commas
+    # delimits by semicolons, and here each such cell would need quotes.
+    if maybe_thousands and (delimiter == "," or not as_decimal.reads(cell)):
+        return f"{shown}, which has separators of thousands", f"--thousands {other}"
+    if not as_decimal.reads(cell):
+        return None
+    fix = f"--decimal {other} if the {name} is the decimal sign"
+    return f"{shown}, which has a {name}", fix + (f", --thousands {other} if it separates thousands" * maybe_thousands)
+
+
+def _explain_date(cell: str, shown: str, column: Column, present: set[str]) -> tuple[str, str]:
     """Return what was found in a refused cell that is, or may be, a date, and the fix; empty where there is none.
 
-    `shown` is the cell as the error shows it, `known` are the texts of its column that are no numbers.
+    `shown` is the cell as the error shows it, `present` are the texts of its column that are not missing.
     """
     date = _DATE_PATTERN.fullmatch(cell)
     if date is None:
@@ -200,7 +217,7 @@ def _explain_date(cell: str, shown: str, column: Column, known: set[str]) -> tup
             return f"{shown} among dates", "dates as 2024-12-31, or 2024-12-31 23:59"
         return f"{shown}, which may be a date", "dates as 2024-12-31 (year-month-day)"
     if column.kind == "number":
-        dates = all(map(_DATE_PATTERN.fullmatch, known))
+        dates = all(map(_DATE_PATTERN.fullmatch, present))
         return f"{shown}, a date in {'a time zone in some rows only' if dates else 'a column of numbers or texts'}", ""
     if bool(date["zone"]) != (column.kind == "zoned date"):
         fix = "the same form of dates as in the fit"

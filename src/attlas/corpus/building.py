@@ -245,11 +245,11 @@ class Run:
         self._block = reader.block(self.vocabulary, about["model"]["context"] or about["settings"]["length"])
         self.about, self.checksum = self._agreed_facts(about, tokenizer, result, before)
         with parts_of(folder, self.checksum) as parts:
-            self._known = KnownTexts.together([part.known for part in parts])
+            self._known_texts = KnownTexts.together([part.known for part in parts])
         self._first = 0 if before is None else before.first
         self._identities = array("Q")  # of all texts of the source
         self.tokens = self.texts = self.failed = 0
-        self._whole = True  # no batch is half taken in
+        self._is_batch_complete = True  # no batch is half taken in
         self._limit, self._share = about["settings"]["texts"], 0.0
 
     def begun(self, share: float) -> None:
@@ -302,9 +302,9 @@ class Run:
                     unread = [(at, text) for at, text in unit if not self._is_known_text(at, text, new=True)]
                     if batch_number % self.world != self.rank or not unread:
                         continue
-                    self._whole = False
+                    self._is_batch_complete = False
                     self.unit(journal, unread)
-                    self._whole = True
+                    self._is_batch_complete = True
                     self._check_failures(failures)
                     if time.monotonic() - last >= wait:
                         begin = time.monotonic()
@@ -315,7 +315,7 @@ class Run:
                         share = 0.0 if self._limit is None else number / self._limit
                         progress(self.texts, self.tokens, min(max(share, self._share), 1.0))
             except BaseException:
-                if self._whole:
+                if self._is_batch_complete:
                     with suppress(OSError, RecordingError):  # the first error says more
                         journal.commit()
                 raise
@@ -328,23 +328,25 @@ class Run:
         if new:
             self._identities.append(identity)
         try:
-            return self._known.is_known(number, identity)
+            return self._known_texts.is_known(number, identity)
         except ChangedTextError:
             raise changed(self.folder, text.source, text.start, "another text") from None
 
     def _check_known(self, source: TextSource) -> None:
         """Compare what was read before with the source, before anything is read that does not belong to it."""
-        if source.again and len(self._known):
+        if source.again and len(self._known_texts):
             # The keys are numbers of texts, ascending. A text of the source that is another one now raises.
-            for number, text in zip(range(self._first, int(self._known.keys[-1]) + 1), source.texts(), strict=False):
+            for number, text in zip(
+                range(self._first, int(self._known_texts.keys[-1]) + 1), source.texts(), strict=False
+            ):
                 self._is_known_text(number, text)
             self._check_all_there()
 
     def _check_all_there(self) -> None:
         """Raise the error of a changed source where a text that was read before did not come up again."""
-        if self._known.seen.all():
+        if self._known_texts.seen.all():
             return
-        number = int(self._known.keys[~self._known.seen][0])
+        number = int(self._known_texts.keys[~self._known_texts.seen][0])
         with parts_of(self.folder, self.checksum) as parts:
             rows = (row for part in parts for kind in ("texts", "failed") for row in part.lines(kind))
             row = next(row for row in rows if row["text"] == number)
@@ -420,7 +422,7 @@ class Run:
             if KnownTexts.together([part.known for part in parts]).count(identities, self._first) < len(identities):
                 return False
             self.failed = len(failed_rows(sources))
-            self.texts = self.failed + sum(int(one.state.counts[0, -1]) for one in sources if one.state is not None)
+            self.texts = self.failed + sum(one.state.texts for one in sources if one.state is not None)
             if not self.texts:
                 raise ShapeError("there must be something to read.", "no text", "another source.", where="corpus()")
             if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW_TEXTS):

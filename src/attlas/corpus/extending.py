@@ -60,7 +60,7 @@ class FinishedCorpus:
         # Only the files that are compared with the source are checked here, the others where they are read.
         check_files(self.corpus.folder, self.corpus.config, ("texts.parquet", "failed.jsonl"))
         self.first = 0  # `_entries_of_texts` raises it
-        self._known = KnownTexts.of(self._entries_of_texts())
+        self._known_texts = KnownTexts.of(self._entries_of_texts())
 
     def _entries_of_texts(self) -> Iterator[tuple[int, int, bool]]:
         """Yield place and identity of each text, and whether it was read; find the number behind all of them."""
@@ -106,7 +106,7 @@ class FinishedCorpus:
             """Return whether the corpus lacks a text; raise where it has another one at its place in the source."""
             identity = identity_of(text.source, text.start, content_of(text, seed))
             try:
-                return not self._known.is_known(identity_of(text.source, text.start), identity)
+                return not self._known_texts.is_known(identity_of(text.source, text.start), identity)
             except ChangedTextError:
                 raise changed(self._folder, text.source, text.start, "another text") from None
 
@@ -121,9 +121,9 @@ class FinishedCorpus:
 
     def _check_all_there(self) -> None:
         """Raise the error of a changed source where a text of the corpus did not come up again."""
-        if self._known.seen.all():
+        if self._known_texts.seen.all():
             return
-        gone = set(self._known.keys[~self._known.seen].tolist())
+        gone = set(self._known_texts.keys[~self._known_texts.seen].tolist())
         rows = (row for kind in ("texts", "failed") for row in Finished.rows(self.corpus, kind))
         row = next(row for row in rows if identity_of(row["source"], row["start"]) in gone)
         raise changed(self._folder, row["source"], row["start"], "no text any more")

@@ -59,6 +59,11 @@ class State:
         self.block = np.full((count, len(BLOCK)), np.nan)
         self.samples = Samples(count, size, top)
 
+    @property
+    def texts(self) -> int:
+        """Number of texts. Every head counts each of them once, so that the first head has their number."""
+        return int(self.counts[0, COUNTS.index("texts")])
+
     def add(self, text: int, text_hash: int, layers: Sequence[TextNumbers]) -> NDArray[np.int64]:
         """Add a text; return the heads for which it is kept.
 

@@ -165,9 +165,10 @@ class Collector:
                 own = _merged_carries(statistic, self._carries_of_ranks(own, dim))
         # It may write into the carry, and autograd forbids that for a result of a collective.
         result = statistic.finish(_copied_carry(own)) if self._merges_carries(statistic) else own
-        queries, keys = 0 if axis == "rows" else None, 0 if axis == "columns" else None
+        query_axis, key_axis = 0 if axis == "rows" else None, 0 if axis == "columns" else None
         return tree_map(
-            lambda t: layout.wrap(self._result_with_graph(statistic, t), queries=queries, keys=keys), result
+            lambda t: layout.wrap(self._result_with_graph(statistic, t), query_axis=query_axis, key_axis=key_axis),
+            result,
         )
 
     def _result_with_graph(self, statistic: Statistic, t: Tensor) -> Tensor:

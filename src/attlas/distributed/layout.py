@@ -140,14 +140,19 @@ class Layout:
         """Return the dimensions of the mesh that have a role."""
         return [dim for dim, own in enumerate(self.roles) if own == role]
 
-    def placements(self, **axes: int | None) -> list[Placement]:
-        """Return how a result lies on the mesh, given the number of its axis of `queries` and of `keys`, if any."""
+    def placements(self, query_axis: int | None = None, key_axis: int | None = None) -> list[Placement]:
+        """Return how a result lies on the mesh, which has the leading axes of the matrix.
+
+        Its axis of queries and its axis of keys, if it has them, are counted behind the leading axes.
+        """
+        by_role = {"queries": query_axis, "keys": key_axis}
+        axes = {role: axis + self.rank for role, axis in by_role.items() if axis is not None}
         return _placements_of_axes(axes.get(role) if isinstance(role, str) else role for role in self.roles)
 
     def _ranges_of_rank(self) -> list[range]:
         """Return this rank's ranges of: each leading axis, the queries, the keys."""
         shape = (*self.leading, self.m, self.n)
-        placements = self.placements(queries=self.rank, keys=self.rank + 1)
+        placements = self.placements(query_axis=0, key_axis=1)
         sizes, starts = local_part(shape, self.mesh, placements)
         return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
@@ -287,23 +292,23 @@ class Layout:
         batch = tuple(map(len, self.local[:-1] if self.rank >= 2 else self.local)) or (1,)
         return local.expand(*batch, heads, *local.shape[-2:]).flatten(0, len(batch) - 1)
 
-    def wrap(self, t: Tensor, *, queries: int | None = None, keys: int | None = None) -> DTensor:
+    def wrap(self, t: Tensor, *, query_axis: int | None = None, key_axis: int | None = None) -> DTensor:
         """Return a result of shape (batch, heads, ...) as a DTensor with the leading axes that the user sees.
 
         Parameters
         ----------
         t : Tensor, shape (batch, heads, ...)
             This rank's part of it; what is divided and has no axis in it is the same on all ranks already.
-        queries, keys : int, optional
-            Number of its axis of queries, of keys, counted behind the leading axes.
+        query_axis, key_axis : int, optional
+            Number of its axis of queries, of keys, counted behind the leading axes: 0 for both of a number per query
+            and a number per key. None where it has no such axis.
         """
         t = self.axes.restore(t).contiguous()
         sizes = list(t.shape[self.rank :])
-        for axis, size in ((queries, self.m), (keys, self.n)):
+        for axis, size in ((query_axis, self.m), (key_axis, self.n)):
             if axis is not None:
                 sizes[axis] = size
-        axes = {name: axis + self.rank for name, axis in (("queries", queries), ("keys", keys)) if axis is not None}
-        return of_shape(t, self.mesh, self.placements(**axes), (*self.leading, *sizes))
+        return of_shape(t, self.mesh, self.placements(query_axis, key_axis), (*self.leading, *sizes))
 
     def reduced(self, t: Tensor, roles: Sequence[Role], how: str = "sum", *, shared: bool = True) -> Tensor:
         """Return the sum, or the maximum, of what the ranks have along some roles; differentiable for a sum.

@@ -184,7 +184,7 @@ class DistributedMatrix(_RefusedAttributes):
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
         for weights in rounded:  # by torch's kernel: what is read next computes a more precise one
             weights.forget_lse()
-        return layout.wrap(torch.cat(own, dim=2), queries=0)
+        return layout.wrap(torch.cat(own, dim=2), query_axis=0)
 
     def pooled(self, v: DTensor, dropout_p: float = 0.0) -> DTensor:
         """Return ``A @ v`` for `attlas.attention`."""
@@ -216,7 +216,7 @@ class DistributedMatrix(_RefusedAttributes):
                 for piece, share in zip(pieces, self._shares_of_parts(), strict=True)
             )
         found = self._call_agreed(lambda: sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True)))
-        return layout.wrap(layout.reduced(found, ["queries"]), keys=0)
+        return layout.wrap(layout.reduced(found, ["queries"]), key_axis=0)
 
     def _check_factor(self, t: Any, tokens: Role) -> None:
         """Raise an error unless `t` can be multiplied with the matrix along its queries or keys.
@@ -256,7 +256,7 @@ class DistributedMatrix(_RefusedAttributes):
         """Return `lse` for one group of heads, see `by_group`."""
         own = self._lses_of_this_rank(self.parts)
         total = [self._over_keys(lse) for lse in own] if self._is_divided_along("keys") else own
-        return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
+        return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), query_axis=0)
 
     def _lses_of_this_rank(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""

@@ -80,9 +80,11 @@ def _unknown_keyword_error(module: nn.Module, name: str, value: object) -> Backe
 
 @constant_to_compiler
 def _is_named(owner: type, name: str) -> bool:
-    """Return whether an attention layer names a keyword, or the eager attention beside it does.
+    """Return whether the code of an attention layer mentions a keyword, or the eager attention in its file does.
 
-    The layer names what it passes on; eager attention names what it computes with.
+    The code of the layer has the name among its constants where it passes the keyword on or reads it; eager attention
+    has it there or in its signature. This is a function of its own because torch.compile traces `check_keywords`, and
+    takes the answer of this function as a constant in place of tracing the search.
     """
     return _search_for_name(owner, name)
 

@@ -116,7 +116,7 @@ class AttentionMonitor(TrainerCallback):
         self.last: Numbers = {}
         self._ranks = Ranks()
         self._log: Callable[[Numbers], None] | None = None
-        self._open: Recording | None = None
+        self._open_recording: Recording | None = None
         self._failed: Exception | None = None
 
     def attach(self, trainer: Trainer) -> AttentionMonitor:
@@ -153,7 +153,7 @@ class AttentionMonitor(TrainerCallback):
         try:
             recording = _StepRecording(kwargs["model"], Selection(self.layers, None, self.queries), numbers)
             recording.__enter__()
-            self._open = recording
+            self._open_recording = recording
         except Exception as error:
             if world() == 1:
                 raise
@@ -161,7 +161,7 @@ class AttentionMonitor(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log what was recorded in this step."""
-        if self._open is None and self._failed is None:
+        if self._open_recording is None and self._failed is None:
             return
         self.last = self._logged_numbers(self._ranks.joined(self._sums_of_layers))
         if self._log is not None:
@@ -179,17 +179,17 @@ class AttentionMonitor(TrainerCallback):
 
     def close(self) -> None:
         """Stop recording a step that was begun and not ended; a new training does so by itself."""
-        if self._open is not None:
-            recording, self._open = self._open, None
+        if self._open_recording is not None:
+            recording, self._open_recording = self._open_recording, None
             # As an error leaves it: what was recorded of half a step is not wanted.
             recording.__exit__(GeneratorExit, GeneratorExit(), None)
 
     def _sums_of_layers(self) -> Layers:
         """End the recording, and return the sums of each layer's heads, by its name in the log."""
         error, self._failed = self._failed, None
-        if self._open is None:
+        if self._open_recording is None:
             raise error or RuntimeError("no step was begun.")
-        recording, self._open = self._open, None
+        recording, self._open_recording = self._open_recording, None
         recording.__exit__(None, None, None)
         layers: Layers = {}
         for entry in recording.atlas.entries:

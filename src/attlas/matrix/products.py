@@ -14,7 +14,10 @@ from attlas.matrix.protocol import LazyTensor, operation, with_arguments
 
 @operation("bmm", "matmul", "mm", "mv")
 def _matmul(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return ``left @ right`` where one of the two is a matrix and the other a tensor."""
+    """Return ``left @ right`` where one of the two is a matrix and the other a tensor, or both are matrices.
+
+    Two matrices are chained: their product is a lazy matrix too.
+    """
     if kwargs or len(args) != 2:
         return NotImplemented
     left, right = args

@@ -69,7 +69,7 @@ class SoftmaxWeights(Weights):
         self.are_shares, self.counts_other_keys = are_shares, problem.partial  # see `Weights`
         if lse is not None and (lse.device != self.device or lse.ndim == 4):
             lse = moved_lse(lse, self.device)  # it may come from a device that has no float64, or go to one
-        self._kept: dict[Statistic, Any] = {}  # statistics that were announced, from the call that gave the product
+        self._announced_results: dict[Statistic, Any] = {}  # of statistics, from the call of a product
         self._lse = lse  # as it was computed; `known_lse` has the precision for weights
         self._whole = whole
 
@@ -234,18 +234,25 @@ class SoftmaxWeights(Weights):
         return out
 
     def _product_and_statistics(self, v: Tensor) -> Tensor | None:
-        """Return ``A @ v``, and keep announced statistics that come from the same call of a kernel; None without."""
+        """Return ``A @ v``, and keep the announced statistics that come from the same call of a kernel.
+
+        None where no announced statistic can come from the kernel.
+        """
         announced, self.announced = self.announced, ()
         problem, n = self.problem, self.shape[3]
         graph = torch.is_grad_enabled() and (v.requires_grad or problem.requires_grad)
         if graph or problem.partial or problem.is_symbolic or not self.are_shares or v.dtype is not problem.q.dtype:
             return None
+        # Kernels skip tiles that the mask hides: `collect` computes a statistic that has to see them, and refuses one
+        # of more keys than there are.
         statistics = [s for s in announced if s.k <= n and s.may_skip_tiles(problem)]
         found = operations.multiply_and_collect(problem, v, self.plan, statistics) if statistics else None
         if found is None:
             return None
         out, self._lse, results = found
-        self._kept = {s: result for s, result in zip(statistics, results, strict=True) if result is not MISSING}
+        self._announced_results = {
+            s: result for s, result in zip(statistics, results, strict=True) if result is not MISSING
+        }
         return out
 
     @public("A.mT @ x")
@@ -310,9 +317,11 @@ class SoftmaxWeights(Weights):
 
     def _results_of_statistics(self, statistics: Sequence[Statistic]) -> list[Any]:
         """Return the results of statistics: those kept with the last product, others recorded or computed as needed."""
-        announced = self._kept.keys() & set(statistics) if self._kept and not self.needs_graph else ()
+        announced = (
+            self._announced_results.keys() & set(statistics) if self._announced_results and not self.needs_graph else ()
+        )
         if announced:  # their results came with the product: the others are collected alone
-            kept = {s: self._kept.pop(s) for s in announced}
+            kept = {s: self._announced_results.pop(s) for s in announced}
             others = [s for s in statistics if s not in kept]
             kept |= zip(others, self._results_of_statistics(others) if others else (), strict=True)
             return [kept[s] for s in statistics]

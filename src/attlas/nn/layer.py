@@ -101,7 +101,7 @@ class PoolingLayer(nn.Module):
         super().__init__()
         self.dropout = check_probability("dropout", dropout)
         self.score = score
-        self._kept: tuple[AttentionMatrix, tuple[int, ...]] | None = None
+        self._last_call: tuple[AttentionMatrix, tuple[int, ...]] | None = None
 
     @property
     def weights(self) -> AttentionMatrix:
@@ -115,11 +115,11 @@ class PoolingLayer(nn.Module):
         RecordingError
             If there was no call, or the parameters of the layer have changed since.
         """
-        if self._kept is None:
+        if self._last_call is None:
             rule = "the layer must have been called, outside of torch.compile, torch.export and torch.func."
             fix = "out = layer(queries, keys, values); layer.weights[..., :64, :]"
             raise RecordingError(rule, "no call that can be read", fix, where=f"{type(self).__name__}.weights")
-        matrix, versions = self._kept
+        matrix, versions = self._last_call
         if versions != _parameter_versions(self):
             rule = "weights are computed when they are read, with the parameters that made them."
             found = "parameters that have changed since the call"
@@ -129,7 +129,7 @@ class PoolingLayer(nn.Module):
 
     def forget(self) -> None:
         """Let go of the queries and keys of the last call."""
-        self._kept = None
+        self._last_call = None
 
     def forward(
         self,
@@ -146,12 +146,12 @@ class PoolingLayer(nn.Module):
         weights = attend(queries, keys, self.score, mask)
         out, matrix = pooled(self, weights, values, dropout_p=self.dropout if self.training else 0.0)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
-        self._kept = None if tracing() else (matrix.detach(), _parameter_versions(self))
+        self._last_call = None if tracing() else (matrix.detach(), _parameter_versions(self))
         return out
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or a pickle, of the layer is its parameters, not the tokens of a call.
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_last_call": None}
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}" if self.dropout else ""

@@ -28,7 +28,7 @@ class _TransportLayer(nn.Module):
     def __init__(self, scale: float | None) -> None:
         super().__init__()
         self.scale = None if scale is None else finite_number("scale", scale, "scale=1.0")
-        self._kept: AttentionMatrix | None = None
+        self._last_matrix: AttentionMatrix | None = None
 
     @property
     def weights(self) -> AttentionMatrix:
@@ -41,19 +41,19 @@ class _TransportLayer(nn.Module):
         RecordingError
             If there was no call.
         """
-        if self._kept is None:
+        if self._last_matrix is None:
             rule = "the layer must have been called, outside of torch.compile, torch.export and torch.func."
             fix = "out = layer(queries, keys, values); layer.weights[..., :64, :]"
             raise RecordingError(rule, "no call that can be read", fix, where=f"{type(self).__name__}.weights")
-        return self._kept
+        return self._last_matrix
 
     def forget(self) -> None:
         """Let go of the queries, keys and gates of the last call."""
-        self._kept = None
+        self._last_matrix = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or a pickle, of the layer is its settings, not the tokens of a call.
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_last_matrix": None}
 
     def _dot_factor(self, queries: Tensor) -> float:
         """Return the factor of ``q · k``: `scale`, or 1 / sqrt(d)."""
@@ -63,7 +63,7 @@ class _TransportLayer(nn.Module):
         """Return ``A @ v``, told to recordings, and keep the weights."""
         out, matrix = pooled(self, weights, values)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
-        self._kept = None if tracing() else matrix.detach()
+        self._last_matrix = None if tracing() else matrix.detach()
         return out
 
 
@@ -162,7 +162,7 @@ class LinearAttention(_TransportLayer):
         total = weights.sum(-1, keepdim=True)
         share = torch.where(total == 0, 1.0, 1 / torch.where(total == 0, 1.0, total))
         if transforming():  # nobody hears it, and a transform has no lazy multiple
-            self._kept = None
+            self._last_matrix = None
             out: Tensor = ((weights @ values) * share).to(values.dtype)
             return out
         return self._pool_values(weights * share, values)

@@ -103,45 +103,45 @@ def _unit_vectors(t: Tensor) -> Tensor:
     return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _NORM_EPSILON)
 
 
-def _delta_rule(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _delta_rule(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of a gated delta rule, whose decay is one number a token, or one for each channel (KDA)."""
-    q, k, v = (_heads_first(given[name]) for name in ("query", "key", "value"))
-    decay, beta = _heads_first(given["g"]), _heads_first(given["beta"])
+    q, k, v = (_heads_first(args[name]) for name in ("query", "key", "value"))
+    decay, beta = _heads_first(args["g"]), _heads_first(args["beta"])
     if decay.ndim == 4:  # of each channel: these functions take norms of float32 numbers
         q, k = q.float(), k.float()
-    if given.get("use_qk_l2norm_in_kernel"):
+    if args.get("use_qk_l2norm_in_kernel"):
         q, k = _unit_vectors(q), _unit_vectors(k)
     tokens = {"q": q, "k": k, "decay": decay, "write": beta, "erase": beta}
-    state = given.get("initial_state")
+    state = args.get("initial_state")
     return LinearCall(tokens, float(q.shape[-1]) ** -0.5, v, state, result[1], begins=_is_empty_state(state))
 
 
-def _read_mamba2_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _read_mamba2_scan(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of the scan of Mamba-2: keys are B, queries C, and each token has a step width dt."""
-    low, high = given.get("dt_limit", (0.0, float("inf")))
-    widths = _step_widths(given["dt"], given).clamp(low, high)
-    x, B, C, dt = (_heads_first(t) for t in (given["hidden_states"], given["B"], given["C"], widths))
-    state = given.get("initial_states")
+    low, high = args.get("dt_limit", (0.0, float("inf")))
+    widths = _step_widths(args["dt"], args).clamp(low, high)
+    x, B, C, dt = (_heads_first(t) for t in (args["hidden_states"], args["B"], args["C"], widths))
+    state = args.get("initial_states")
     after = result[1] if isinstance(result, tuple) else None
-    return _call_of_scan(x, B, C, dt, given["A"], given.get("D"), state, after, begins=_is_empty_state(state))
+    return _call_of_scan(x, B, C, dt, args["A"], args.get("D"), state, after, begins=_is_empty_state(state))
 
 
-def _scan_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _scan_step(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call for one token of Mamba-2, which changes its state in place."""
-    widths = _step_widths(given["dt"], given)[..., 0]
-    x, B, C, dt = (t.unsqueeze(2) for t in (given["hidden_states"], given["B"], given["C"], widths))
-    D = given.get("D")
+    widths = _step_widths(args["dt"], args)[..., 0]
+    x, B, C, dt = (t.unsqueeze(2) for t in (args["hidden_states"], args["B"], args["C"], widths))
+    D = args.get("D")
     D = D if D is None or D.ndim == 1 else D[:, 0]
     return _call_of_scan(
-        x, B, C, dt, given["A"][:, 0, 0], D, before, given["state"].clone(), begins=_is_empty_state(before)
+        x, B, C, dt, args["A"][:, 0, 0], D, before, args["state"].clone(), begins=_is_empty_state(before)
     )
 
 
-def _step_widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
+def _step_widths(dt: Tensor, args: dict[str, Any]) -> Tensor:
     """Return the step widths dt of a call: its bias added, and softplus applied, if it has them."""
-    bias = given.get("dt_bias")
+    bias = args.get("dt_bias")
     dt = dt if bias is None else dt + bias
-    return functional.softplus(dt) if given.get("dt_softplus") else dt
+    return functional.softplus(dt) if args.get("dt_softplus") else dt
 
 
 def _call_of_scan(
@@ -166,10 +166,10 @@ def _call_of_scan(
     return LinearCall(tokens, 1.0, x, before, after, begins)
 
 
-def _read_lightning(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _read_lightning(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of a layer of lightning attention, whose decay is one number a head."""
-    layer, mask = given["self"], given["attention_mask"]
-    x = layer.act_fn(given["heard"])
+    layer, mask = args["self"], args["attention_mask"]
+    x = layer.act_fn(args["heard"])
     x = x if mask is None else (x * mask.unsqueeze(-1)).to(x.dtype)
     x = x.reshape(*x.shape[:2], layer.num_attention_heads, -1)
     q, k, v = (_heads_first(t) for t in x.split(layer.head_dim, dim=-1))
@@ -177,36 +177,36 @@ def _read_lightning(given: dict[str, Any], result: Any, before: Tensor | None) -
     return LinearCall(tokens, 1.0, v, before, result[1], begins=before is None)
 
 
-def _lightning_state(given: dict[str, Any]) -> Tensor | None:
+def _lightning_state(args: dict[str, Any]) -> Tensor | None:
     """Return the state in the cache of the layer before the call; None without a cache."""
-    cache = given.get("past_key_values")
-    return None if cache is None else cache.get_linear_cache(given["self"].layer_idx)
+    cache = args.get("past_key_values")
+    return None if cache is None else cache.get_linear_cache(args["self"].layer_idx)
 
 
-def _copy_of_state(given: dict[str, Any]) -> Tensor | None:
+def _copy_of_state(args: dict[str, Any]) -> Tensor | None:
     """Return a copy of a state that is changed in place."""
-    state = given.get("state")
+    state = args.get("state")
     return None if state is None else state.clone()
 
 
-def _joined_states(given: dict[str, Any]) -> Tensor | None:
+def _joined_states(args: dict[str, Any]) -> Tensor | None:
     """Return the parts of a state as one tensor."""
-    parts = given.get("state")
+    parts = args.get("state")
     return None if parts is None else torch.stack([t.float() for t in parts])
 
 
-def _selective_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _selective_scan(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of the scan of Mamba-1: each channel has a decay for each number of its state."""
-    x, dt, B, C = given["hidden_states"], given["dt"], given["B"].mT, given["C"].mT  # (batch, channels or size, n)
+    x, dt, B, C = args["hidden_states"], args["dt"], args["B"].mT, args["C"].mT  # (batch, channels or size, n)
     after = result[1] if isinstance(result, tuple) else None
-    return _call_of_channels(x, dt, given["A"], B, C, given.get("D"), "delta", given, None, after)  # it begins anew
+    return _call_of_channels(x, dt, args["A"], B, C, args.get("D"), "delta", args, None, after)  # it begins anew
 
 
-def _selective_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _selective_step(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call for one token of Mamba-1, which changes its state in place."""
-    x, dt = given["hidden_states"].unsqueeze(-1), given["dt"].unsqueeze(-1)
-    B, C = given["B"].unsqueeze(1), given["C"].unsqueeze(1)
-    return _call_of_channels(x, dt, given["A"], B, C, given.get("D"), "dt", given, before, given["state"].clone())
+    x, dt = args["hidden_states"].unsqueeze(-1), args["dt"].unsqueeze(-1)
+    B, C = args["B"].unsqueeze(1), args["C"].unsqueeze(1)
+    return _call_of_channels(x, dt, args["A"], B, C, args.get("D"), "dt", args, before, args["state"].clone())
 
 
 def _call_of_channels(
@@ -217,16 +217,16 @@ def _call_of_channels(
     C: Tensor,
     D: Tensor | None,
     name: str,
-    given: dict[str, Any],
+    args: dict[str, Any],
     before: Tensor | None,
     after: Tensor | None,
 ) -> LinearCall:
     """Return a call of Mamba-1, given (batch, channels, n) of values and step widths, (batch, n, size) of B and C.
 
     Its state: ``h_t = exp(w_t A) h_{t-1} + w_t B_t x_t``, its output ``C_t h_t + D x_t``. The step widths w are `dt`,
-    plus a bias and through softplus where `given` has ``{name}_bias`` and ``{name}_softplus``.
+    plus a bias and through softplus where `args` has ``{name}_bias`` and ``{name}_softplus``.
     """
-    bias, softplus = given.get(f"{name}_bias"), given.get(f"{name}_softplus")
+    bias, softplus = args.get(f"{name}_bias"), args.get(f"{name}_softplus")
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
         """Return the tokens of some channels, as arguments of `transport`."""
@@ -240,10 +240,10 @@ def _call_of_channels(
     return LinearCall({}, 1.0, x.unsqueeze(-1), before, after, _is_empty_state(before), x.shape[1], choose)
 
 
-def _rnn_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _rnn_scan(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of RG-LRU, whose state has one number a channel."""
-    x, reset = given["hidden_states"], given["reset"]
-    gates = given["recurrent_gate"] * ~reset
+    x, reset = args["hidden_states"], args["reset"]
+    gates = args["recurrent_gate"] * ~reset
     begins = _is_empty_state(before) or bool(reset[:, 0].all())
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
@@ -255,18 +255,18 @@ def _rnn_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> Line
     return LinearCall({}, 1.0, x.mT.unsqueeze(-1), before, result[1], begins, x.shape[-1], choose)
 
 
-def _read_wkv(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+def _read_wkv(args: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
     """Read a call of RWKV-4, which is a softmax over keys of one number, with a decay and a bonus for each channel."""
-    key, after = given["key"], result[1]
+    key, after = args["key"], result[1]
     begins = before is None or not bool(before[1].any())  # the denominator
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
         """Return keys, decays and bonuses of some channels, as arguments of `_wkv_matrix`."""
-        rates, bonus = (given[name][channels].float() for name in ("time_decay", "time_first"))
+        rates, bonus = (args[name][channels].float() for name in ("time_decay", "time_first"))
         return {"k": key[..., channels].mT.unsqueeze(-1).float(), "slopes": rates.exp(), "bonus": bonus}
 
     after = None if after is None else torch.stack([t.float() for t in after])
-    values = given["value"].mT.unsqueeze(-1)
+    values = args["value"].mT.unsqueeze(-1)
     return LinearCall({}, 1.0, values, before, after, begins, key.shape[-1], choose, _wkv_matrix)
 
 
@@ -316,6 +316,6 @@ OF_HEADS = {
 OF_CHANNELS = {
     "mamba_selective_scan": Reader(_selective_scan),
     "mamba_selective_state_update": Reader(_selective_step),
-    RNN_SCAN: Reader(_rnn_scan, lambda given: given["recurrent_states"]),
+    RNN_SCAN: Reader(_rnn_scan, lambda args: args["recurrent_states"]),
     "rwkv_linear_attention": Reader(_read_wkv, _joined_states),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
         If the layer is sharded and no projection says which heads are here, as under DeepSpeed's Ulysses.
     """
     heads, size = matrix.weights.shape[1], matrix.problem.q.shape[-1]
-    tensor = sys.modules.get(_DTENSOR_MODULE)
-    sharded = [] if tensor is None else _sharded_by_rows(module, tensor)
+    dtensor_module = sys.modules.get(_DTENSOR_MODULE)  # not loaded: no parameter is a DTensor
+    sharded = [] if dtensor_module is None else _sharded_by_rows(module, dtensor_module)
     if not sharded:
         whole = getattr(getattr(module, "config", None), "num_attention_heads", heads)
         if runs_ulysses() and heads != whole:
@@ -78,11 +79,14 @@ def _unknown_heads(module: nn.Module, heads: int, found: str) -> RecordingError:
     )
 
 
-def _sharded_by_rows(module: nn.Module, tensor: Any) -> list[tuple[int, int, int]]:
-    """Return rows here, rows of all, and the first row here, of each matrix whose rows are sharded."""
+def _sharded_by_rows(module: nn.Module, dtensor_module: ModuleType) -> list[tuple[int, int, int]]:
+    """Return rows here, rows of all, and the first row here, of each matrix whose rows are sharded.
+
+    `dtensor_module` is the module of torch that defines DTensor.
+    """
     sharded = []
     for parameter in module.parameters():
-        if not isinstance(parameter, tensor.DTensor) or parameter.ndim != 2:
+        if not isinstance(parameter, dtensor_module.DTensor) or parameter.ndim != 2:
             continue
         if any(placement.is_shard(0) for placement in parameter.placements):
             sizes, starts = local_part(tuple(parameter.shape), parameter.device_mesh, parameter.placements)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -233,14 +233,14 @@ class _ChunkTurns(NamedTuple):
 class _PieceOfChunk(NamedTuple):
     """The rows, or columns, of a tile in one chunk: their places in the tile, and in the chunk."""
 
-    span: slice
-    inside: Sequence[int]
+    in_tile: slice
+    in_chunk: Sequence[int]
 
     def places(self, device: torch.device) -> Tensor:
         """Return the places in the chunk as a tensor."""
-        if isinstance(self.inside, range):
-            return torch.arange(self.inside.start, self.inside.stop, device=device)
-        return to_device(torch.tensor(self.inside), device)
+        if isinstance(self.in_chunk, range):
+            return torch.arange(self.in_chunk.start, self.in_chunk.stop, device=device)
+        return to_device(torch.tensor(self.in_chunk), device)
 
 
 def _in_ascending_order(span: range, index: Tensor | None, shift: int) -> tuple[Sequence[int], Tensor | None]:
@@ -276,33 +276,33 @@ def _products_of_tile(
 
     From the last chunk to the first, the rows of later chunks are carried back to the end of each chunk.
     """
-    last, place = max(rows), torch.arange(turns.w.shape[-2], device=q.device)
-    stop, lead = rows[last].span.stop, q.shape[:-2]
+    last, chunk_places = max(rows), torch.arange(turns.w.shape[-2], device=q.device)
+    stop, lead = rows[last].in_tile.stop, q.shape[:-2]
     x, frontier = q[..., stop:stop, :], last + 1  # the rows so far, at the start of a chunk
     columns = {chunk: piece for chunk, piece in columns.items() if chunk <= last}
     parts = []
-    for chunk, later, writes in _carried_chunks(turns, k, rows, columns, place):
+    for chunk, later, carried in _carried_chunks(turns, k, rows, columns, chunk_places):
         row, column = rows.get(chunk), columns.get(chunk)
         x, frontier = turns.over(x, frontier - 1, chunk + 1), chunk
-        cells = [] if column is None else [x @ writes.mT]
+        cells = [] if column is None else [x @ carried.mT]
         if row is not None:
             w, p, solved = (t[..., chunk - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
-            own, i = q[..., row.span, :], row.places(q.device).unsqueeze(-1)
-            added = (own @ p.mT).masked_fill(place > i, 0.0) @ solved
+            own, i = q[..., row.in_tile, :], row.places(q.device).unsqueeze(-1)
+            added = (own @ p.mT).masked_fill(chunk_places > i, 0.0) @ solved
             if column is not None:
-                inside = own @ k[..., column.span, :].mT + added @ later
-                cells.insert(0, inside.masked_fill(i < column.places(q.device), -math.inf))
+                of_chunk = own @ k[..., column.in_tile, :].mT + added @ later
+                cells.insert(0, of_chunk.masked_fill(i < column.places(q.device), -math.inf))
             x = torch.cat([own + added @ w, turns.over(x, chunk, chunk)], -2)
         else:
             x = turns.over(x, chunk, chunk)
         if column is not None:
-            width = column.span.stop - column.span.start
+            width = column.in_tile.stop - column.in_tile.start
             first = stop - sum(part.shape[-2] for part in cells)
             if first:
                 cells.insert(0, q.new_full((*lead, first, width), -math.inf))
             if stop < q.shape[-2]:
                 cells.append(q.new_full((*lead, q.shape[-2] - stop, width), -math.inf))
-            parts.append((column.span, cells[0] if len(cells) == 1 else torch.cat(cells, -2)))
+            parts.append((column.in_tile, cells[0] if len(cells) == 1 else torch.cat(cells, -2)))
     done, found = 0, []
     for span, own in [*reversed(parts), (slice(k.shape[-2], 0), None)]:
         if span.start > done:
@@ -314,34 +314,68 @@ def _products_of_tile(
 
 
 def _carried_chunks(
-    turns: _ChunkTurns, k: Tensor, rows: dict[int, _PieceOfChunk], columns: dict[int, _PieceOfChunk], place: Tensor
+    turns: _ChunkTurns,
+    k: Tensor,
+    rows: dict[int, _PieceOfChunk],
+    columns: dict[int, _PieceOfChunk],
+    chunk_places: Tensor,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the chunks of rows and columns, the last first, with what their tokens do to the columns in them.
 
-    These are the products of ``w`` with the keys before, shape (..., C, columns), and the keys carried to the end of
-    the chunk, shape (..., columns, d).
+    These are, for each column j, the numbers ``w_t · k_j`` of the tokens t after it, 0 for the others, shape
+    (..., C, columns), and the key carried to the end of the chunk, shape (..., columns, d). `chunk_places` are the
+    places of a chunk, 0 to C - 1.
+
+    The turn of token t is ``T_t = I + p_t w_tᵀ``, and the logit is ``q_i T_i ⋯ T_{j+1} k_j``. The carried key is
+    ``T_C ⋯ T_{j+1} k_j = k_j + Σ_t c_t p_t`` over the tokens t > j of the chunk, with
+    ``c_t = w_t · k_j + Σ_{j < s < t} (w_t · p_s) c_s``: what the turns before have added counts too. So c is the
+    triangular system of `_ChunkTurns.of` solved for the numbers ``w_t · k_j``, in rows ``c = later.mT @ solved.mT``.
     """
-    size, first = len(place), min(columns)
+    first = min(columns)
     chunks = sorted({*columns, *(chunk for chunk in rows if chunk >= first)}, reverse=True)
-    whole = all(isinstance(piece.inside, range) for piece in columns.values())
-    if whole:  # neighbours: all chunks at once
-        low, high = first, max(columns) + 1
-        span = slice(columns[low].span.start, columns[high - 1].span.stop)
-        before = columns[low].inside[0]
-        after = (high - low) * size - before - (span.stop - span.start)
-        keys = functional.pad(k[..., span, :], (0, 0, before, after)).unflatten(-2, (-1, size))
-        w, p, solved = (t[..., low - turns.first : high - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
-        later = (w @ keys.mT).tril(-1)
-        writes = keys + later.mT @ (solved.mT @ p)
+    if all(isinstance(piece.in_chunk, range) for piece in columns.values()):
+        carried = _carried_neighbours(turns, k, columns, len(chunk_places))
+    else:
+        carried = _carried_selection(turns, k, columns, chunk_places)
     for chunk in chunks:
-        column = columns.get(chunk)
-        if column is None:
-            yield chunk, k[..., :0], k[..., :0, :]
-        elif whole:
-            inside = slice(column.inside[0], column.inside[-1] + 1)
-            yield chunk, later[..., chunk - low, :, inside], writes[..., chunk - low, inside, :]
-        else:
-            w, p, solved = (t[..., chunk - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
-            keys, j = k[..., column.span, :], column.places(k.device)
-            own = (w @ keys.mT).masked_fill(place.unsqueeze(-1) <= j, 0.0)
-            yield chunk, own, keys + own.mT @ (solved.mT @ p)
+        yield chunk, *(carried(chunk) if chunk in columns else (k[..., :0], k[..., :0, :]))
+
+
+def _carried_neighbours(
+    turns: _ChunkTurns, k: Tensor, columns: dict[int, _PieceOfChunk], size: int
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return the function from a chunk to its part of `_carried_chunks`, where the columns are neighbours.
+
+    All chunks are computed at once.
+    """
+    first, stop = min(columns), max(columns) + 1
+    in_tile = slice(columns[first].in_tile.start, columns[stop - 1].in_tile.stop)
+    before = columns[first].in_chunk[0]  # tokens of the first chunk before the first column
+    after = (stop - first) * size - before - (in_tile.stop - in_tile.start)
+    keys = functional.pad(k[..., in_tile, :], (0, 0, before, after)).unflatten(-2, (-1, size))
+    w, p, solved = (t[..., first - turns.first : stop - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
+    later = (w @ keys.mT).tril(-1)
+    carried = keys + later.mT @ (solved.mT @ p)
+
+    def of_chunk(chunk: int) -> tuple[Tensor, Tensor]:
+        """Return the columns of one chunk: the others of its places are zeros."""
+        places = columns[chunk].in_chunk
+        own = slice(places[0], places[-1] + 1)
+        return later[..., chunk - first, :, own], carried[..., chunk - first, own, :]
+
+    return of_chunk
+
+
+def _carried_selection(
+    turns: _ChunkTurns, k: Tensor, columns: dict[int, _PieceOfChunk], chunk_places: Tensor
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return the function from a chunk to its part of `_carried_chunks`, for any columns; each chunk by itself."""
+
+    def of_chunk(chunk: int) -> tuple[Tensor, Tensor]:
+        """Return the columns of one chunk."""
+        w, p, solved = (t[..., chunk - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
+        keys, j = k[..., columns[chunk].in_tile, :], columns[chunk].places(k.device)
+        later = (w @ keys.mT).masked_fill(chunk_places.unsqueeze(-1) <= j, 0.0)
+        return later, keys + later.mT @ (solved.mT @ p)
+
+    return of_chunk

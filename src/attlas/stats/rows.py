@@ -235,7 +235,8 @@ class EffectiveKeys(Statistic):
 
         if problem.sink is not None:
             return CellGradient(weights=(of_tile,))
-        # Without a sink M is 1.
+        # Without a sink M is 1, and dE / dP_ij = 2 E - 2 E² P_ij. `delta` is Σ_j P_ij dP_ij of the term `square` alone:
+        # -2 E² Σ_j P_ij² = -2 E. The term `row` cancels itself where the weights of a row sum to 1.
         return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:

@@ -129,13 +129,13 @@ class Head:
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         # Blocks of rows whose `_lse` is computed.
-        self._known = np.full(-(-self.m // _ROWS_AT_ONCE), fill_value=self._softmax is None)
+        self._block_has_lse = np.full(-(-self.m // _ROWS_AT_ONCE), fill_value=self._softmax is None)
         self.is_uniform = self.heads == 1 or _have_same_keys(self.A)  # whether all heads may see the same keys
 
     @property
     def nbytes(self) -> int:
         """Bytes that it keeps."""
-        return self._lse.numel() * self._lse.element_size() + self._known.nbytes
+        return self._lse.numel() * self._lse.element_size() + self._block_has_lse.nbytes
 
     def codes(self, weights: Array, allowed: Array) -> Array:
         """Return the codes of some weights for a picture."""
@@ -149,7 +149,7 @@ class Head:
     @property
     def knows_lse(self) -> bool:
         """Whether the log-sum-exp of every row is known already."""
-        return bool(self._known.all())
+        return bool(self._block_has_lse.all())
 
     def lse(self, rows: range, wanted: Wanted = None) -> Tensor:
         """Return the log-sum-exp of some rows, shape (1, heads, rows).
@@ -160,12 +160,12 @@ class Head:
             If `wanted` says so between two steps.
         """
         for block in range(rows.start // _ROWS_AT_ONCE, -(-rows.stop // _ROWS_AT_ONCE)):
-            if self._known[block]:
+            if self._block_has_lse[block]:
                 continue
             check_wanted(wanted)
             some = range(block * _ROWS_AT_ONCE, min((block + 1) * _ROWS_AT_ONCE, self.m))
             self._lse[..., some.start : some.stop] = self.A.window(some).softmax_weights.lse_on_cpu()
-            self._known[block] = True  # after the numbers: other threads may read them from now on
+            self._block_has_lse[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:

@@ -120,7 +120,7 @@ class Passes:
 
     def __init__(self, source: Source, store: Store, worker: Worker) -> None:
         self._source, self._store, self._worker = source, store, worker
-        self._open: OrderedDict[PassKey, PassJob] = OrderedDict()
+        self._jobs: OrderedDict[PassKey, PassJob] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(
@@ -164,13 +164,13 @@ class Passes:
         """Return a pass that is complete and open, or None; with `sums`, one of sums alone will do."""
         kinds: tuple[Kind, ...] = ("all", "sums") if sums else ("all",)
         with self._lock:
-            jobs = [self._open.get(PassKey(place, kind)) for kind in kinds]
+            jobs = [self._jobs.get(PassKey(place, kind)) for kind in kinds]
         return next((job.result for job in jobs if job is not None and job.result.complete), None)
 
     def move_to(self, place: Place, row: float) -> None:
         """Let the unfinished passes of a place continue near a row."""
         with self._lock:
-            jobs = [(key, job) for key, job in self._open.items() if key.place == place]
+            jobs = [(key, job) for key, job in self._jobs.items() if key.place == place]
         for key, job in jobs:
             job.row = row
             if not (job.result.complete or job.error):
@@ -180,28 +180,28 @@ class Passes:
     def nbytes(self) -> int:
         """Bytes of the passes that are open, in files that are mapped."""
         with self._lock:
-            return sum(job.nbytes for job in self._open.values())
+            return sum(job.nbytes for job in self._jobs.values())
 
     def _job_of_pass(self, key: PassKey, head: Head) -> PassJob:
         """Return the job of a pass, opened if it is not open, and mark it as used last."""
         with self._lock:
-            job = self._open.get(key)
+            job = self._jobs.get(key)
             if job is None:
                 facts = self._facts_of_pass(key, head)
                 name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-                job = self._open[key] = PassJob(head, self._store, name, facts, key.kind)
-            self._open.move_to_end(key)
+                job = self._jobs[key] = PassJob(head, self._store, name, facts, key.kind)
+            self._jobs.move_to_end(key)
             self._close_oldest()
             return job
 
     def _close_oldest(self) -> None:
         """Close the passes that were asked for longest ago, where too many are open; the store keeps complete ones."""
-        total = sum(job.nbytes for job in self._open.values())
-        for key, job in list(self._open.items())[:-1]:
+        total = sum(job.nbytes for job in self._jobs.values())
+        for key, job in list(self._jobs.items())[:-1]:
             if total <= _OPEN_BYTES:
                 return
             total -= job.nbytes
-            del self._open[key]
+            del self._jobs[key]
             job.close()
 
     def _facts_of_pass(self, key: PassKey, head: Head) -> dict[str, object]:
@@ -214,6 +214,6 @@ class Passes:
     def close(self) -> None:
         """Close all passes."""
         with self._lock:
-            for job in self._open.values():
+            for job in self._jobs.values():
                 job.close()
-            self._open.clear()
+            self._jobs.clear()

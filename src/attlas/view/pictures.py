@@ -38,17 +38,17 @@ class Pictures:
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._kept: Cache[Array] = Cache(_MOST_TILE_BYTES)
+        self._codes: Cache[Array] = Cache(_MOST_TILE_BYTES)
 
     @property
     def nbytes(self) -> int:
         """Bytes of pictures that are kept."""
-        return self._kept.nbytes
+        return self._codes.nbytes
 
     def tile(self, place: Place, head: Head, pool: str, level: int, y: int, x: int, wanted: Wanted) -> Picture:
         """Return a tile of 256 × 256 codes; a coarse one with what is known of it now."""
         key = ("tile", *place, pool, level, y, x)
-        codes = self._kept.get(key)
+        codes = self._codes.get(key)
         if codes is not None:
             return Picture(codes)
         progress = 1.0
@@ -63,7 +63,7 @@ class Pictures:
             if job.error and progress < 1:
                 raise RuntimeError(job.error)
         if progress >= 1:
-            self._kept.put(key, codes, codes.nbytes)
+            self._codes.put(key, codes, codes.nbytes)
         return Picture(codes, progress)
 
     def thumbnail(self, place: Place, head: Head, pool: str, size: int, wanted: Wanted) -> Picture:
@@ -73,7 +73,7 @@ class Pictures:
         sample of its rows until there is one. `wanted` is asked between two steps whether anybody still waits.
         """
         key = ("thumbnail", *place, pool, size)
-        codes = self._kept.get(key)
+        codes = self._codes.get(key)
         if codes is not None:
             return Picture(codes)
         if 0 in (head.m, head.n):
@@ -86,7 +86,7 @@ class Pictures:
         else:
             # Not kept: the next one may be made of a pass.
             return Picture(_sampled_codes(head, pool, size), sampled=True)
-        self._kept.put(key, codes, codes.nbytes)
+        self._codes.put(key, codes, codes.nbytes)
         return Picture(codes)
 
 

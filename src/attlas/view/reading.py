@@ -110,7 +110,7 @@ class ReadingService:
         self._retired: list[Service] = []
         self._loaded: Any = None  # the model and its tokenizer, once a text was read
         self._on_block: OnBlock | None = None  # what its heads do on random tokens; None before, and where it cannot
-        self._known: KnownHeads | None = None  # what its heads are
+        self._known_heads: KnownHeads | None = None  # what its heads are
         self._is_measured = False
         self._progress = _ReadingProgress()
         self._lock = threading.Lock()
@@ -339,7 +339,7 @@ class ReadingService:
             first = self._texts[0].service.source
             name = Path(str(first.atlas.details.get("source") or first.title)).name
             is_same = is_of_same_model(first.atlas, self._on_block.details)
-            self._known = (heads_of_text(first.atlas, name) if is_same else None) or self._on_block.known
+            self._known_heads = (heads_of_text(first.atlas, name) if is_same else None) or self._on_block.known
         self._is_measured = True
 
     def _tokenize(self, text: str) -> list[int]:
@@ -386,7 +386,7 @@ class ReadingService:
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
         name = _first_words(written) or self._name
-        service = Service(atlas, title=name, known=self._known)
+        service = Service(atlas, title=name, known=self._known_heads)
         if sum(math.prod(entry.shape) for entry in atlas.entries) <= _MOST_MEASURED:
             service.measure()  # the page shows the statistics with the text
         text = _ReadText(service, name, written, ids, _likeliest_token(output) if model.can_generate() else None)

@@ -54,6 +54,7 @@ _MOST_CELLS = 65_536
 _MOST_MATCHES = 1000
 _MOST_LARGEST = 100
 _PAGE_BYTES = 24 << 20  # bytes of pictures of a page that works offline, before compression
+_SMALL_HEAD = 1 << 22  # cells of a head up to which a question may take a pass over it
 _TINY_SUM = 1e-300  # instead of a sum of 0, by which weights are divided
 _MOST_CHARACTERS = 1000  # of a text to search for
 
@@ -495,11 +496,11 @@ class Service:
         return json_answer(content)
 
     def _column_mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
-        """Return the mass of a column; None where that would take a pass over the head."""
+        """Return the mass of a column; None where that would take a pass over the head, and the head is large."""
         complete = self._passes.complete_pass(place, sums=True)
         if complete is not None:
             return finite_or_none(complete.track("column_mass")[j])
-        if not (head.knows_lse or head.m * head.n <= 1 << 22):
+        if not (head.knows_lse or head.m * head.n <= _SMALL_HEAD):
             return None
         return finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
 

@@ -182,7 +182,7 @@ class Logits(Uncomputed):
         if is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
             other = other.item()
         if _is_number(other):
-            return NotImplemented if other == 0 else self.after(Step("part", numbers=(float(other),)))
+            return NotImplemented if other == 0 else self.after(Step("divide_by_number", numbers=(float(other),)))
         t = self.operand(other)
         return NotImplemented if t is None else self.after(Step("divide", (t,)), self.promoted(other))
 
@@ -415,7 +415,7 @@ def _factor_of_product(state: State) -> float | None:
     """Return the number that a product was multiplied with; None where more was done with it."""
     factor = 1.0
     for step in state.steps:
-        if step.kind not in ("scale", "part") or step.numbers[0] is None:
+        if step.kind not in ("scale", "divide_by_number") or step.numbers[0] is None:
             return None
         factor = factor * step.numbers[0] if step.kind == "scale" else factor / step.numbers[0]
     return factor if math.isfinite(factor) else None

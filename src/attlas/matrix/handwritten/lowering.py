@@ -169,13 +169,14 @@ class Folded:
         return not (self.biases or self.fills or self.masks or self.shifted or self.bounds or self.cap)
 
     def take(self, step: Step) -> bool:
-        """Take one step into account; False where the form cannot hold it."""
+        """Take one step into account; False where `Folded` cannot hold it."""
         match step.kind:
             case "cast":
                 return True
-            case "scale" | "part":
-                number = step.numbers[0] or 0.0
-                return self._multiply_by(1.0 / number if step.kind == "part" and number else number)
+            case "scale":
+                return self._multiply_by(step.numbers[0] or 0.0)
+            case "divide_by_number":
+                return self._multiply_by(1.0 / (step.numbers[0] or math.nan))  # there is one, and it is not 0
             case "multiply" | "divide":
                 return self._times_tensor(step.tensors[0], inverse=step.kind == "divide")
             case "shift":

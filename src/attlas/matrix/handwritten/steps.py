@@ -19,8 +19,10 @@ from attlas.scores import Score
 from attlas.scores.position import cells_of
 
 Kind = Literal[
-    "add", "shift", "multiply", "scale", "divide", "part", "fill", "keep", "choose", "tanh", "clamp", "cast", "hide"
-]
+    "add", "shift", "multiply", "scale", "divide", "divide_by_number", "fill", "keep", "choose", "tanh", "clamp",
+    "cast", "hide"
+]  # fmt: skip
+_STORED_KINDS = {"divide_by_number": "part"}  # kinds that recordings have under another name
 _TENSORS_OF_STEP = {"add": 1, "multiply": 1, "divide": 1, "fill": 1, "keep": 1, "choose": 2}
 
 
@@ -32,7 +34,7 @@ class Step:
     ----------
     kind : str
         "add" (a tensor times a number), "shift" (by a number), "multiply" and "divide" (by a tensor), "scale" and
-        "part" (times a number, and divided by one), "fill" (a number where a tensor is True), "keep" (a number where it
+        "divide_by_number" (by one that is not 0), "fill" (a number where a tensor is True), "keep" (a number where it
         is False), "choose" (the logit where the first tensor is True, the second tensor elsewhere), "tanh", "clamp"
         (between two numbers or None), "cast" (to a dtype), "hide" (a lazy mask is added).
     tensors : tuple of Tensor
@@ -138,7 +140,7 @@ _STEP_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "multiply": torch.mul,
     "scale": torch.mul,
     "divide": torch.div,
-    "part": torch.div,
+    "divide_by_number": torch.div,
     "fill": torch.masked_fill,
     "keep": lambda x, mask, number: x.masked_fill(~mask, number),
     "choose": lambda x, mask, other: torch.where(mask, x, other),
@@ -166,8 +168,10 @@ class StepScore(Score):
     def __init__(self, steps: str, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self.steps, self.tensors = steps, list(tensors)
+        kinds = {stored: kind for kind, stored in _STORED_KINDS.items()}
         self._parsed = [
-            (kind, [None if text is None else float(text) for text in row]) for kind, row in json.loads(steps)
+            (kinds.get(kind, kind), [None if text is None else float(text) for text in row])
+            for kind, row in json.loads(steps)
         ]
         self.scratch = 2 + len(self.tensors)
 
@@ -175,7 +179,13 @@ class StepScore(Score):
     def of(cls, steps: Sequence[Step]) -> Self:
         """Return the score of some steps. A cast changes nothing: tiles are computed in the dtype of the sums."""
         kept = [step for step in steps if step.kind not in ("cast", "hide")]
-        rows = [(step.kind, [None if number is None else repr(number) for number in step.numbers]) for step in kept]
+        rows = [
+            (
+                _STORED_KINDS.get(step.kind, step.kind),
+                [None if number is None else repr(number) for number in step.numbers],
+            )
+            for step in kept
+        ]
         return cls(json.dumps(rows), [t for step in kept for t in step.tensors])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:

@@ -45,6 +45,7 @@ def block_mask_of(problem: Problem) -> tuple[Pairs, Any]:
     if mask is None:
         raise TypeError("there is no mask")
     at = on_cpu(problem.tile(*map(range, problem.shape)))
+    # The batches and heads that the matrix has, as the user counts them: of others, the mask has other blocks.
     chosen = None if problem.ids is None else tuple(tuple(ids.tolist()) for ids in problem.ids)
     key, tensors = (problem.shape, problem.device, chosen), _tensors_of_mask(mask)
     # What was made for this mask before holds as long as its tensors are the same, unchanged.

@@ -44,6 +44,8 @@ def whole(problem: Problem) -> Tile:
     """Return the tile of a whole matrix."""
     if not torch.compiler.is_compiling():
         return problem.tile(*map(range, problem.shape))
+    # While torch traces, a `range` would make the sizes of the matrix constants of the program: `Span` does not. No
+    # part of a matrix is traced here, so that batches and heads count from 0 (`is_counted`).
     batch, heads, m, n = problem.shape
     spans: Any = [Span(size) for size in problem.shape]
     b, h = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")

@@ -30,6 +30,11 @@ KERNELS: dict[type, str] = {
 }
 
 
+def _is_dot_product(problem: Problem) -> bool:
+    """Return whether tiles compute the distances as dot products: `project` of a Gaussian then gives tuples."""
+    return not isinstance(problem.tokens[0], Tensor)
+
+
 class DistanceKernels(PairwiseFamily):
     """Calls of the kernels of a distance."""
 
@@ -59,7 +64,7 @@ class DistanceKernels(PairwiseFamily):
             return "the score is no kernel of a distance"
         if problem.q.shape[-1] > MOST_COORDINATES:
             return f"the tokens have more than {MOST_COORDINATES} coordinates"
-        if problem.q.shape[-1] > DIRECT_COORDINATES and not isinstance(problem.tokens[0], Tensor):
+        if problem.q.shape[-1] > DIRECT_COORDINATES and _is_dot_product(problem):
             return "this Gaussian is computed as a dot product"
         return unsupported_reason(problem)
 

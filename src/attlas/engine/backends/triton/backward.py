@@ -49,7 +49,7 @@ def gradients(operands: Operands, lse: Tensor, gradient: CellGradient) -> Found:
 
     Parameters
     ----------
-    of : Operands
+    operands : Operands
         What is read.
     lse : Tensor, shape (batch, heads, m)
         The exact log-sum-exp, without the constant of each row.

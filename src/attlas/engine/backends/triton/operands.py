@@ -111,11 +111,15 @@ class Operands:
         return [one, *(replace(one, first=first, stop=stop) for first, stop in self.more)]
 
     def arguments(self) -> dict[str, Any]:
-        """Return what each kernel takes, by the names of its arguments."""
+        """Return what each kernel takes, by the names of its arguments; see `Operands` for each.
+
+        The strides are ``q_batch``, ``q_head``, ``q_row`` and so on. A stride of 0 reads one number for all.
+        """
         names = ("batch", "head", "row")
         strides = {
             f"{t}_{axis}": s for t in ("q", "k") for axis, s in zip(names, getattr(self, t).stride(), strict=False)
         }
+        # `FIRST` and `STOP`, the two ends of a run of keys, have the same strides: ``run_batch`` and ``run_head``.
         tables = (("run", self.first), ("key", self.keys), ("distance", self.distances))
         for name, t in tables:
             for axis, place in zip(names[:2], (0, 1), strict=True):
@@ -136,8 +140,8 @@ class Operands:
             "scale2": self.scale2,
             "rate": self.rate,
             "KIND": self.kind,
-            "D": self.width,
-            "SIZE": self.size,
+            "D": self.width,  # numbers of a token, padded to a power of 2
+            "SIZE": self.size,  # the same, not padded
             "CAP": self.cap,
             "PTX": in_ptx(self.q),
             **strides,
