@@ -268,8 +268,8 @@ def test_foreign_and_newer_folders(folder: Path) -> None:
     refusal(folder, "atlas.json", "JSON, but not of the format 'attlas-atlas'")
     (folder / "atlas.json").write_text("[1]")
     refusal(folder, "atlas.json", "JSON, but not of the format 'attlas-atlas'")
-    (folder / "atlas.json").write_text('{"format": "attlas-atlas", "version": 5, "new": "words"}')
-    text = "load(): format version 5, this attlas reads up to 4"
+    (folder / "atlas.json").write_text('{"format": "attlas-atlas", "version": 6, "new": "words"}')
+    text = "load(): format version 6, this attlas reads up to 5"
     assert raised(RecordingError, lambda: load(folder)) == text
 
 

@@ -133,7 +133,7 @@ def test_heads_that_are_overviews_have_rows_too(tab: Any, atlas: Atlas) -> None:
 
 def test_the_map_speaks_of_the_blocks_that_it_has(browse: Any, report: Path, atlas: Atlas) -> None:
     tab = browse(f"{report.as_uri()}#e=0&h=1&z=4&r=600.5&c=300.5", 1280, 844)  # far in: 16 pixels a cell
-    assert tab.locator(".status-scale").inner_text() == "a pixel shows the largest weight of 8 × 8 cells"
+    assert tab.locator(".status-scale").inner_text() == "a pixel shows the mean of 8 × 8 cells"
     box = tab.locator(".stage").bounding_box()
     dense = atlas[0][0, 1].to_dense()
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -204,4 +204,4 @@ def test_the_cells_about_the_query_are_real_in_every_head(browse: Any, report: P
     tab.evaluate("location.hash = 'e=0&h=1&z=1.5&r=75.5&c=74.5'")
     tab.wait_for_selector(READY)
     words = tab.locator(".status-scale").inner_text()
-    assert words == "a pixel shows the largest weight of 8 × 8 cells, in the frame every cell"
+    assert words == "a pixel shows the mean of 8 × 8 cells, in the frame every cell"

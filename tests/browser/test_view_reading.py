@@ -63,7 +63,7 @@ def test_a_text_is_typed_read_and_continued(browse: Any, url: str) -> None:
     page.keyboard.press("Control+Enter")
     says(page, "7 tokens read")
     assert size_of_the_map(page) == [7, 7]
-    assert "import" in page.locator(".flow").inner_text()
+    assert "import" in page.locator(".flow").first.inner_text()
     # The head that is looked at stays when the text grows; so does the focus.
     page.locator(".pick-layer").select_option("2")
     page.locator(".pick-head").select_option("4")

@@ -261,8 +261,8 @@ def _measure_in_words(value: float | None, name: str) -> str:
 
     Examples
     --------
-    >>> _number(512.3, "variance"), _number(0.02541, "largest"), _number(float("nan"), "trace")
-    ('512.30', '0.025', '–')
+    >>> _measure_in_words(512.3, "variance"), _measure_in_words(0.02541, "largest")
+    ('512.30', '0.025')
     """
     if value is None or math.isnan(value):
         return "–"

@@ -144,7 +144,7 @@ def _readable_bytes(piece: bytes) -> str:
 
     Examples
     --------
-    >>> _readable(b"\x97\xa5b")
+    >>> _readable_bytes(b"\x97\xa5b")
     '⟨97 A5⟩b'
     """
     return _STRAY_BYTES.sub(
