@@ -231,6 +231,38 @@ def test_other_slices_are_written_out() -> None:
     assert (part == 0).tolist() == [[[[True, True, True, False], [True] * 4]]]
 
 
+@pytest.mark.parametrize("use_vmap", [False, True])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_each_layer_adds_the_same_numbers(queries: int, use_vmap: bool) -> None:
+    """The row of one query is kept for the next layer, and no layer can change it for another."""
+    padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    given = {"batch_size": 2, "q_length": queries, "kv_length": 6, "q_offset": 6 - queries, "attention_mask": padding}
+
+    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.stack([i - j, j - 1]).min() >= 0  # reduces: only right for one pair at a time
+
+    mask = attention_mask(**given, mask_function=rule, use_vmap=use_vmap)
+    i, j = torch.arange(6 - queries, 6)[:, None], torch.arange(6)
+    seen = (j <= i) & (j >= 1) & padding[:, None, None].bool()
+    wanted = torch.zeros(2, 1, queries, 6).masked_fill(~seen, torch.finfo(torch.float32).min)
+    x = torch.randn(2, 4, queries, 6)
+    for _ in range(3):
+        torch.testing.assert_close(x + mask, x + wanted, rtol=0, atol=0)
+        numbers = mask + 0.0
+        numbers[:] = 7.0
+        mask[0].fill_(7.0)  # a view of numbers that nothing else sees
+
+
+def test_a_mask_that_allows_all_adds_zeros() -> None:
+    mask = attention_mask(batch_size=1, q_length=1, kv_length=5, q_offset=4)
+    assert mask.mask is None
+    x = torch.randn(1, 2, 1, 5, requires_grad=True)
+    out = x + mask
+    assert torch.equal(out, x)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.ones_like(x))
+    assert torch.equal(torch.cat([mask, mask], dim=-1), torch.zeros(1, 1, 1, 10))
+
+
 def test_own_masks_of_numbers() -> None:
     lowest = torch.finfo(torch.float32).min
     plain = torch.tensor([[0.0, lowest, lowest], [lowest, lowest, lowest]]).view(1, 1, 2, 3)

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import BackendError
+from attlas.foundation.arguments import arguments_of, with_arguments
 from attlas.foundation.compat import (
     MASK_PARTS,
     TO_COPY,
     mask_function,
     mask_module,
-    tree_leaves,
-    tree_map_only,
     wrapper,
 )
 from attlas.huggingface.chosen import whole_of
@@ -124,9 +123,12 @@ class LazyMask(Tensor):
 
     def additive(self) -> Tensor:
         """Return the whole mask as ``eager`` writes it."""
-        lowest = torch.finfo(self.dtype).min
         zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        return zeros.masked_fill(~self.allowed(), lowest)
+        if self.mask is None:
+            return zeros
+        m, n = self.shape[-2:]
+        allowed = self.row(n) if m == 1 else self.allowed()
+        return zeros.masked_fill(~allowed, torch.finfo(self.dtype).min)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch annotates it loosely
@@ -146,8 +148,8 @@ class LazyMask(Tensor):
             part = _leading_part(*args)
             if part is not None:
                 return args[0]._same_mask(part, args[0].dtype, args[0].device)
-        masks = [t for t in tree_leaves((args, kwargs)) if isinstance(t, LazyMask)]
-        args, kwargs = tree_map_only(LazyMask, _written_out, (args, kwargs))
+        masks = arguments_of(LazyMask, args, kwargs)
+        args, kwargs = with_arguments(LazyMask, _written_out, args, kwargs)
         return _with_positions_of(func(*args, **kwargs), masks[0])
 
 
@@ -163,6 +165,8 @@ def _with_positions_of(out: Any, mask: LazyMask) -> Any:
 
 def _written_out(mask: LazyMask) -> Tensor:
     """Return a mask as the tensor of numbers that it stands for."""
+    if mask.mask is None or mask._row is not None:  # no rule is called
+        return mask.additive()
     # Below __torch_dispatch__ torch has switched vmap off for this thread, and a rule may need it: use another one.
     with ThreadPoolExecutor(1) as other:
         return other.submit(mask.additive).result()

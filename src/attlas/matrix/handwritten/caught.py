@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.foundation.arguments import arguments_of, with_arguments
 from attlas.foundation.autocast import autocast_dtype
-from attlas.foundation.compat import transforming, tree_leaves, tree_map_only
+from attlas.foundation.compat import transforming
 from attlas.foundation.patching import replaced_everywhere
 from attlas.matrix import observers
 from attlas.matrix.handwritten.lazy import Uncomputed
@@ -107,8 +108,8 @@ def _replacement_of(original: Callable[..., Any], make: Callable[..., Any]) -> C
 
 def _apply_to_numbers(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function with a backward of its own with numbers: it sees no operation that a lazy tensor could follow."""
-    if any(isinstance(part, Uncomputed) for part in tree_leaves((args, kwargs))):  # else its lists stay what they are
-        args, kwargs = tree_map_only(Uncomputed, lambda part: part.written_out(cls.__name__), (args, kwargs))
+    if arguments_of(Uncomputed, args, kwargs):  # else its lists stay what they are
+        args, kwargs = with_arguments(Uncomputed, lambda part: part.written_out(cls.__name__), args, kwargs)
     return _TORCH_APPLY(cls, *args, **kwargs)
 
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.foundation.arguments import arguments_of, with_arguments
 from attlas.foundation.autocast import without_autocast
-from attlas.foundation.compat import parse_to, tree_leaves, tree_map_only
+from attlas.foundation.compat import parse_to
 from attlas.matrix.handwritten.scope import current, left
 from attlas.matrix.protocol import LazyTensor
 
@@ -163,12 +164,11 @@ class Uncomputed(LazyTensor):
 
 def called(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a function of torch gives: lazily where that is known, else from all numbers."""
-    parts = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Uncomputed)]
-    if any(part.computed is None for part in parts):
+    # The class of the first lazy tensor without numbers says what can be done lazily.
+    owner = next((part for part in arguments_of(Uncomputed, args, kwargs) if part.computed is None), None)
+    if owner is not None:
         plain, in_place = _plain_name(name)
         call = Call(plain, args, kwargs)
-        # The class of the first lazy tensor without numbers says what can be done lazily.
-        owner = next(part for part in parts if part.computed is None)
         found = _result_without_numbers(owner, call)
         if found is not NotImplemented:
             if not in_place:
@@ -177,7 +177,7 @@ def called(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
                 owner.become(found if found.dtype is owner.dtype else found.cast(owner.dtype))
                 return owner
     operation = name.strip("_")
-    args, kwargs = tree_map_only(Uncomputed, lambda part: part.written_out(operation), (args, kwargs))
+    args, kwargs = with_arguments(Uncomputed, lambda part: part.written_out(operation), args, kwargs)
     return function(*args, **kwargs)
 
 
