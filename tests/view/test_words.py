@@ -30,14 +30,15 @@ def texts_in_the_code() -> set[str]:
 
 
 def texts_of_the_server() -> set[str]:
-    """Names and descriptions of statistics, what is said of heads, and the titles of what is known of a recording."""
+    """Names and descriptions of statistics, of heads and of parts of logits, and what is known of a recording."""
     columns = {text for column in _COLUMN_DESCRIPTIONS for text in (column.label, column.unit, column.description)}
     fields = ("short", "does", "definition", "headline", "evidence", "on_text")
     kinds = {str(kind[field]) for kind in WORDS.values() for field in fields} | set(WORDS)
     measures = {text for column in _KNOWN_MEASURES for text in (column.label, column.unit, column.description)}
     about = {"Recorded", "Memory", "Again", "Made with"}
+    parts = {"token", "position", "embedding", "stream", "biases", "bias of q", "bias of k", "position bias"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
-    return (columns | measures | kinds | about | reasons | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {""}
+    return (columns | measures | kinds | about | parts | reasons | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {""}
 
 
 def test_every_text_is_there_and_none_is_left_over() -> None:

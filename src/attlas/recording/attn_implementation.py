@@ -34,7 +34,12 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
                 # transformers is imported here, for its own models only.
                 part.set_attn_implementation(attlas.huggingface.NAME)
             _switch_old(model)
-        with attlas.huggingface.chunked.attending_in_one_matrix(model) if before else nullcontext():
+        # By the names of classes: most models have no layer that attends in chunks.
+        kinds = (
+            {kind.__name__ for layer in {*map(type, model.modules())} for kind in layer.__mro__} if before else set()
+        )
+        is_chunked = not attlas.huggingface.chunked.METHODS.keys().isdisjoint(kinds)
+        with attlas.huggingface.chunked.attending_in_one_matrix(model) if is_chunked else nullcontext():
             yield
     finally:
         for config, value in before.values():

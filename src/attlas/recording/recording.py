@@ -261,7 +261,7 @@ def record(
     for name, flag in (("linear", linear), ("handwritten", handwritten)):
         if not isinstance(flag, bool):
             raise ShapeError(f"{name} must be True or False.", f"{name} = {flag!r}", f"{name}=False")
-    rows, values = checked_parts(parts, values, keep, queries)
+    rows, values = (None, values) if parts is False else checked_parts(parts, values, keep, queries)
     recording = Recording(
         model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten,
         sum_passes, rows,

@@ -309,8 +309,6 @@ def checked_parts(
     ShapeError
         If other settings keep no queries and keys of whole texts.
     """
-    if parts is False:
-        return None, values
     rows = rows_of_parts(parts)
     if keep == "statistics" or queries is not None:
         rule, found = (
