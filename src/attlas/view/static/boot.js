@@ -2,8 +2,9 @@
 
 import { getContext } from "./map/canvas.js";
 import { mount } from "./main.js";
-import { readHash, writeHash } from "./data/state.js";
+import { DEFAULTS, readHash, writeHash } from "./data/state.js";
 import { createHttpTransport } from "./data/transport.js";
+import { chooseAside } from "./start.js";
 import { fetchTranslations } from "./words/words.js";
 
 const MAX_WAIT = 4000; // ms after which a page is shown even if its map is not drawn
@@ -30,8 +31,10 @@ function openPage(root, initial) {
  * @param {boolean} isContinued
  */
 async function reopen(state, isContinued) {
-  const { entry, head, batch, heads } = state;
-  const address = writeHash({ ...state, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
+  const { entry, head, batch, heads, info } = state;
+  // Panes that stand as a page opens them are those that suit the other text.
+  const aside = state.aside === (chooseAside(info).aside ?? DEFAULTS.aside) ? DEFAULTS.aside : state.aside;
+  const address = writeHash({ ...state, aside, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
   // Another text is a step of the browser's Back; Back itself has changed the address already.
   const isOther = readHash(window.location.hash).text !== state.text;
   if (isOther || isContinued) window.history[isOther ? "pushState" : "replaceState"](null, "", `#${address}`);

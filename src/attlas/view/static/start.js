@@ -51,7 +51,7 @@ export function chooseStart(info, heads) {
  * @param {Info} info
  * @returns {Partial<View>}
  */
-function chooseAside(info) {
+export function chooseAside(info) {
   const hasText = Boolean(info.texts.length || info.reading || info.grids?.length);
   const hasHeads = info.entries.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
   return hasText && hasHeads ? {} : { aside: hasHeads ? "heads" : hasText ? "text" : "none" };
