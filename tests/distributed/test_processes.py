@@ -82,7 +82,7 @@ def exit_codes(work: Callable[[int, Path], None], folder: Path) -> list[int | No
 
 def _killed(rank: int, folder: Path) -> None:
     join(rank, folder)
-    written = saving._SharedWriter._write_own
+    written = saving._SharedWriter._write_parts_of_rank
 
     def killed(*given: Any) -> Any:
         done = written(*given)
@@ -90,7 +90,7 @@ def _killed(rank: int, folder: Path) -> None:
         return done
 
     if rank == 1:
-        saving._SharedWriter._write_own = killed
+        saving._SharedWriter._write_parts_of_rank = killed
     try:
         save(atlas_of(rank), folder / "run.atlas", init_device_mesh("cpu", (2,)), [Shard(1)])
     except RuntimeError as error:

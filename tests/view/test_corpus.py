@@ -119,9 +119,9 @@ def test_an_opened_text_is_the_exact_map(corpus: Any, model: Any) -> None:
     with closing(CorpusService([corpus], loaders=[lambda: loads.append(1) or model])) as service:
         sample = corpus.samples(1, 0)[0]
         answer = ask(service, "open", corpus=0, row=2, text=sample.text, query=5, key=2)
-        assert answer["path"] == "text/1/#e=1&h=0&pin=5.2"
+        assert answer["path"] == "text/1/#e=1&h=0&r=5.5&c=2.5&z=4&pin=5.2"
         again = ask(service, "open", corpus=0, row=3, text=sample.text, query=5, key=2)
-        assert again["path"] == "text/1/#e=1&h=1&pin=5.2"  # the same recording, another head
+        assert again["path"] == "text/1/#e=1&h=1&r=5.5&c=2.5&z=4&pin=5.2"  # the same recording, another head
         other = next(each.text for each in corpus.samples(0, 0) if each.text != sample.text)
         assert ask(service, "open", corpus=0, row=0, text=other)["path"].startswith("text/2/")
         assert len(loads) == 1

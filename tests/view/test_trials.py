@@ -127,7 +127,7 @@ def test_what_cannot_be_answered_says_why(service: ReadingService) -> None:
         ("without", {"heads": "0.7"}, 404, "head must be"),
         ("without", {"start": "3", "stop": "3"}, 400, "at least one"),
         ("without", {"start": "3", "stop": str(count)}, 400, "no token comes after"),
-        ("without", {"heads": "0.0", "v": "old"}, 409, "another text"),
+        ("without", {"heads": "0.0", "v": "old"}, 409, "no longer kept"),
     ):
         answer = service.answer(name, parameters)
         assert answer.status == status, answer.body
