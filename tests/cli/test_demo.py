@@ -17,7 +17,7 @@ from torch.nn import functional
 import attlas
 from attlas import models
 from attlas.cli import main
-from attlas.cli.card import example
+from attlas.cli.card import example_sentence
 from attlas.cli.loading import load, texts
 from attlas.cli.terminal import Terminal
 from attlas.foundation.installation import install_command
@@ -106,9 +106,9 @@ def test_an_example_names_no_earlier_copy_where_there_is_none() -> None:
     top = SimpleNamespace(values=values, indices=torch.tensor([1, 2, 0, 3]).expand(1, 1, 4, 4))
     entry = SimpleNamespace(statistics={"top_k": top}, heads=(5,))
     head = SimpleNamespace(head=5)
-    text = example(tokens, ids, entry, head, 3)
+    text = example_sentence(tokens, ids[None], entry, head, 3)
     assert text == r'After "a ba\n" it attends to " b" (70 %), "a" (26 %).'
-    assert example(tokens, torch.tensor([2, 2, 2, 2]), entry, head, 3).endswith(
+    assert example_sentence(tokens, torch.tensor([[2, 2, 2, 2]]), entry, head, 3).endswith(
         r'" b" (70 %), "a" (26 %), each after an earlier "\n".'
     )
 

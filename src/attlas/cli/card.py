@@ -20,9 +20,9 @@ from attlas.recording.atlas import Atlas, Entry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CONTEXT = 24  # characters of the text that the example shows
-_EXAMPLES = 3  # keys that the example shows
-_LEAST = 0.05  # weight of a key from which the example shows it
+_CONTEXT_CHARACTERS = 24  # characters of the text that the example shows
+_EXAMPLE_KEYS = 3  # keys that the example shows
+_LEAST_SHOWN_WEIGHT = 0.05  # weight of a key from which the example shows it
 _SIDE = 20  # cells along a side of the map
 _AFTER = 4  # cells of it behind the query, and behind the key
 
@@ -46,7 +46,7 @@ def draw_card(atlas: Atlas, entry: Entry | None, head: int | None, title: str) -
     tokens, index = atlas.tokens, entry.heads.index(best.head)
     rows, columns = _around(query, entry.shape[2]), _around(key, entry.shape[3])
     cells = pictures.blocks(entry.need_matrix()[0, index], _SIDE, "max", rows, columns)
-    sentences = [evidence(best), example(tokens, atlas.ids, entry, best, query)]
+    sentences = [evidence(best), example_sentence(tokens, atlas.ids, entry, best, query)]
     return card(
         cells,
         ([tokens[row] for row in rows], [tokens[column] for column in columns]),
@@ -78,19 +78,19 @@ def evidence(head: Head) -> str:
     return str(WORDS[pattern.name]["evidence"]).format(percent(head.of(pattern)) if pattern.measure else "")
 
 
-def example(tokens: Sequence[str], ids: Tensor | None, entry: Entry, head: Head, query: int) -> str:
+def example_sentence(tokens: Sequence[str], ids: Tensor | None, entry: Entry, head: Head, query: int) -> str:
     """Return a sentence with the keys that get most of a query's weight."""
     top, index = entry.statistics["top_k"], entry.heads.index(head.head)
-    weights = top.values[0, index, query, :_EXAMPLES].tolist()
-    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLES]]
-    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST] or keys[:1]
-    words = [f"{_quoted(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
-    text = _quoted("".join(tokens[: query + 1])[-_CONTEXT:].lstrip())
+    weights = top.values[0, index, query, :_EXAMPLE_KEYS].tolist()
+    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLE_KEYS]]
+    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST_SHOWN_WEIGHT] or keys[:1]
+    words = [f"{_quoted_line(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
+    text = _quoted_line("".join(tokens[: query + 1])[-_CONTEXT_CHARACTERS:].lstrip())
     follow = ids is not None and all(key > 0 and ids[0, key - 1] == ids[0, query] for key in shown)
-    why = f", each after an earlier {_quoted(tokens[query])}" if follow else ""
+    why = f", each after an earlier {_quoted_line(tokens[query])}" if follow else ""
     return f"After {text} it attends to {', '.join(words)}{why}."
 
 
-def _quoted(text: str) -> str:
+def _quoted_line(text: str) -> str:
     """Return text on one line, in quotation marks."""
     return json.dumps(text, ensure_ascii=False)

@@ -12,7 +12,7 @@ import torch
 
 from attlas import models
 from attlas.cli import picture, report
-from attlas.cli.card import example
+from attlas.cli.card import example_sentence
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text
 from attlas.cli.formatting import counted, in_bytes, page_size
@@ -73,7 +73,7 @@ def _say_example(atlas: Atlas, head: Head, terminal: Terminal) -> None:
     terminal.prose(f"Head {head.layer}·{head.head} ({pattern.name}) {does}")
     query = telling_query(atlas, head.layer, head.head)
     if query is not None and atlas.tokens and atlas.ids is not None:
-        terminal.prose(example(atlas.tokens, atlas.ids, atlas.entry(head.layer), head, query))
+        terminal.prose(example_sentence(atlas.tokens, atlas.ids, atlas.entry(head.layer), head, query))
 
 
 def _write_files(run_folder: Path, head: Head, terminal: Terminal) -> None:
