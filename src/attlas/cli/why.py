@@ -11,6 +11,7 @@ from attlas.cli.files import entry_of, open_folder
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
 from attlas.heads.explanation.summary import map_summary, summary
+from attlas.pictures.why import part_label
 from attlas.recording.atlas import Atlas, Entry
 
 _BAR = 24  # characters of the longest bar
@@ -70,7 +71,7 @@ def _explain_map(atlas: Atlas, entry: Entry, head: int, arguments: Namespace, te
     pairs = [(table[i][j], query, key) for i, query in enumerate(queries) for j, key in enumerate(keys)]
     terminal.say("\n  Largest pairs, part of the query -> part of the key:")
     for value, query, key in sorted(pairs, key=lambda pair: -abs(pair[0]))[:5]:
-        terminal.say(f"    {value:+6.2f}  {_label(query)} -> {_label(key)}")
+        terminal.say(f"    {value:+6.2f}  {part_label(query)} -> {part_label(key)}")
     terminal.say()
     weighted = "Means over all queries, weighted by the attention weights."
     terminal.prose(f"{weighted} This explains logits, not what the model answers.", "dim")
@@ -130,7 +131,7 @@ def _say(told: dict[str, Any], queries: list[str], keys: list[str], cell: tuple[
         _bars(told[side], terminal)
     terminal.say("\n  Largest pairs, part of the query -> part of the key:")
     for pair in told["pairs"][:5]:
-        terminal.say(f"    {pair['logit']:+6.2f}  {_label(pair['query'])} -> {_label(pair['key'])}")
+        terminal.say(f"    {pair['logit']:+6.2f}  {part_label(pair['query'])} -> {part_label(pair['key'])}")
     terminal.say()
     note = f"All pairs sum to the logit; they differ by {abs(told['remainder']):.0e}."
     terminal.prose(f"{note} This explains a logit, not what the model answers.", "dim")
@@ -142,7 +143,7 @@ def _sentences(told: dict[str, Any], keys: list[str], key: int) -> list[str]:
     """Return who wrote most of the key, from where it came, and the cell without it."""
     writer = told["writer"]
     of = f"the {told['above']:+.1f} by which the logit lies above its row" if told["relative"] else "the logit"
-    found = [f"Most of it stands in the key: {_label(writer)} wrote {writer['logit']:+.1f} of {of}."]
+    found = [f"Most of it stands in the key: {part_label(writer)} wrote {writer['logit']:+.1f} of {of}."]
     if writer["sources"]:
         at = writer["sources"][0]["at"]
         back = {0: "the token itself", 1: "the token before"}.get(key - at, f"{key - at} tokens earlier")
@@ -155,7 +156,7 @@ def _sentences(told: dict[str, Any], keys: list[str], key: int) -> list[str]:
 
 def _bars(parts: list[dict[str, Any]], terminal: Terminal, *, others: tuple[int, float] = (0, 0.0)) -> None:
     """Print a bar for each of the largest parts, and one for all others; some are given by their number and sum."""
-    rows = [(_label(part), part["logit"]) for part in parts[:_SHOWN]]
+    rows = [(part_label(part), part["logit"]) for part in parts[:_SHOWN]]
     count, joined = others
     if len(parts[_SHOWN:]) + count:
         rest = sum(part["logit"] for part in parts[_SHOWN:]) + joined
@@ -167,8 +168,3 @@ def _bars(parts: list[dict[str, Any]], terminal: Terminal, *, others: tuple[int,
         terminal.say(
             f"    {name:<{width}}  {terminal.style(f'{bar:<{_BAR}}', 'red' if value < 0 else 'blue')} {value:+6.2f}"
         )
-
-
-def _label(part: dict[str, Any]) -> str:
-    """Return a part as a person reads it."""
-    return f"{part['name']} ({part['role']})" if part["role"] else str(part["name"])

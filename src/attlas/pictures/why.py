@@ -132,7 +132,7 @@ def why_map(summary: Mapping[str, Any], *, title: str = "") -> Figure:
 
 def _names(parts: Sequence[Mapping[str, Any]], others: int) -> list[str]:
     """Return parts as a person reads them, and how many others there are."""
-    return [*map(_label, parts), *([f"{others} other parts"] if others else [])]
+    return [*map(part_label, parts), *([f"{others} other parts"] if others else [])]
 
 
 def _two_sided() -> Colormap:
@@ -193,7 +193,7 @@ def _draw_text(
         return
     if source != key:
         _arrow(ax, middles[key], middles[source], -0.32, ACCENT)
-    label = f"{_label(writer)} read this and wrote it into the key"
+    label = f"{part_label(writer)} read this and wrote it into the key"
     at = min(max(middles[key], 2.2), max(width - 2.2, 2.2))
     ax.text(at, -1.3, label, color=ACCENT, ha="center", fontsize=10, parse_math=False)
 
@@ -209,7 +209,7 @@ def _arrow(ax: Axes, start: float, end: float, y: float, color: str) -> None:
 def _draw_bars(ax: Axes, summary: Mapping[str, Any]) -> None:
     """Draw what each part of the key adds, the largest first, and all others together."""
     writer, keys = summary["writer"], summary["keys"]
-    labels, numbers = [_label(part) for part in keys[:_BARS]], [part["logit"] for part in keys[:_BARS]]
+    labels, numbers = [part_label(part) for part in keys[:_BARS]], [part["logit"] for part in keys[:_BARS]]
     colors = [ACCENT if writer and part["name"] == writer["name"] else _GREY for part in keys[:_BARS]]
     if len(keys) > _BARS:
         labels.append(f"{len(keys) - _BARS} other parts")
@@ -235,6 +235,6 @@ def _draw_bars(ax: Axes, summary: Mapping[str, Any]) -> None:
         ax.text(0.98, 0.06, told, transform=ax.transAxes, ha="right", va="bottom", color=ACCENT, fontsize=10)
 
 
-def _label(part: Mapping[str, Any]) -> str:
+def part_label(part: Mapping[str, Any]) -> str:
     """Return a part as a person reads it."""
     return f"{part['name']} ({part['role']})" if part["role"] else str(part["name"])

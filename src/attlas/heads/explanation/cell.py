@@ -364,7 +364,7 @@ class CellExplanation:
         other = located.side("key" if side == "query" else "query")
         total = other.at(located.places(other.side, [j if side == "query" else i]))[:, 0].sum(0)
         towards = self.factor * own.of_values(index, place) @ total
-        row = low.weights_of(place, located.sequence)
+        row = low.weights_of(place)
         given = row.to(towards) * (low.values.to(towards) @ towards)
         expected = (
             float(self.table.sum(0 if side == "key" else 1)[index]) if not self.is_relative else float(given.sum())

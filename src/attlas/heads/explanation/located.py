@@ -22,7 +22,7 @@ class EarlierHead(NamedTuple):
     A: AttentionMatrix
     values: Tensor
 
-    def weights_of(self, place: int, sequence: int) -> Tensor:
+    def weights_of(self, place: int) -> Tensor:
         """Return its weights at one row, shape (n,)."""
         return self.A[place, :]
 

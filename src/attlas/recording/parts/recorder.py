@@ -301,7 +301,7 @@ class PartsRecorder:
 
 def checked_parts(
     parts: Any, values: bool | Literal["norms"], keep: str, queries: slice | range | None
-) -> tuple[KeptRows | None, bool | Literal["norms"]]:
+) -> tuple[KeptRows, Literal[True]]:
     """Return the rows of which parts are kept, and which values are: those of heads whose parts are.
 
     Raises
