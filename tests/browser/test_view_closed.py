@@ -38,6 +38,7 @@ def test_a_closed_viewer_says_how_to_come_back(browser: Any, axe: str, folder: P
     assert line.startswith(f"attlas view '{folder}' --at 'e=1&h=1")
     assert "pin=40.20" in line
     until(page, "document.querySelector('.pick-head').value === '1'")
+    until(page, "location.hash.startsWith('#e=1&h=1')")  # the address is written a moment later
     assert page.locator(".says b").inner_text() == head
     assert page.locator(".subject .place").text_content().strip() == "40"
     box = page.locator(".gone").bounding_box()

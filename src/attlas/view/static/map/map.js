@@ -118,6 +118,8 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   let exportScene = null; // a denser scene whose tiles are wanted too
   let matrixShape = "";
   let destroyed = false;
+  /** @type {Set<() => void>} */
+  const settledListeners = new Set();
 
   const requestDraw = () => {
     if (!frameRequest && !destroyed) frameRequest = requestAnimationFrame(drawFrame);
@@ -174,6 +176,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     store.set({ grain });
     const busy = String(!isSettled());
     if (overlay.getAttribute("aria-busy") !== busy) overlay.setAttribute("aria-busy", busy);
+    if (isSettled()) settledListeners.forEach((listener) => listener());
   }
 
   function drawOverlay() {
@@ -363,6 +366,15 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     refused: () => computeScene().refusal,
     /** Whether everything in view has been drawn in its final form. */
     settled: isSettled,
+    /**
+     * Call `listener()` after each drawing that left nothing in view unfinished; returns the function that ends it.
+     *
+     * @param {() => void} listener
+     */
+    onSettled(listener) {
+      settledListeners.add(listener);
+      return () => settledListeners.delete(listener);
+    },
     /** Whether a pass over the matrix is still at work on what is in view. */
     unfinished() {
       return incompleteTiles.pending || getScene().panes.some(({ source, entry }) => Object.values(getTrackNames(entry)).some((name) => tracks.get(source, name).progress < 1));

@@ -49,7 +49,8 @@ export function mountStatus(element, { store, transport, map, root }) {
   };
   const cleanups = [
     store.on(["grain", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
-    store.on(["grain", "pin"], keepDrawn),
+    store.on("pin", keepDrawn),
+    map.onSettled(keepDrawn),
     store.on(FROZEN_FIELDS, freeze),
     transport.trouble((text, gone) => {
       isGone = text !== null && (isGone || gone);
@@ -62,7 +63,6 @@ export function mountStatus(element, { store, transport, map, root }) {
   trouble.hidden = true;
 
   async function poll() {
-    keepDrawn();
     if (map.unfinished() && document.visibilityState === "visible") {
       try {
         const { json } = await transport.get("status");
