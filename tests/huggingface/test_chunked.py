@@ -266,6 +266,8 @@ def test_blocks_may_overlap_in_any_order() -> None:
         assert isinstance(model(**given, output_attentions=True).attentions[0], attlas.AttentionMatrix)
     second.__exit__(None, None, None)
     assert "forward" not in vars(layer)
+    with torch.no_grad():
+        assert type(model(**given, output_attentions=True).attentions[0]) is torch.Tensor
 
 
 def test_values_of_global_tokens_are_refused_by_name() -> None:

@@ -107,18 +107,16 @@ def context_parallel(
         raise ShapeError("the mesh must have one dimension.", f"{mesh.ndim} dimensions", fix, where=_ERROR_WHERE)
     _check_model(model)
     text = _PassText(mesh, order, plan)
-    token = sharded_text.set(text)
     hooks = [
         model.register_forward_pre_hook(text.begin, with_kwargs=True),
         model.register_forward_hook(text.end),
     ]
     try:
-        with attending_with_attlas(model):
+        with sharded_text.held(text), attending_with_attlas(model):
             yield
     finally:
         for hook in hooks:
             hook.remove()
-        sharded_text.reset(token)
 
 
 def _context_error(rule: str, found: str, fix: str) -> BackendError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
-AS_TENSORS: ContextVar[bool] = ContextVar("attlas_weights_as_tensors", default=False)
+from attlas.foundation.blocks import BlockValue
+
+AS_TENSORS: BlockValue[bool] = BlockValue("weights_as_tensors", False)
 
 
 @contextmanager
@@ -37,8 +38,5 @@ def weights_as_tensors() -> Iterator[None]:
     >>> isinstance(weights, torch.Tensor), weights.shape
     (True, torch.Size([1, 2, 20, 20]))
     """
-    token = AS_TENSORS.set(True)
-    try:
+    with AS_TENSORS.held(True):
         yield
-    finally:
-        AS_TENSORS.reset(token)

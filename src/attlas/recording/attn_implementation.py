@@ -4,18 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 from torch import nn
 
 import attlas
+from attlas.foundation.blocks import BlockValue
 from attlas.foundation.compat import ATTENTION_STORED, CAN_SWITCH
 from attlas.recording.discovery import INTERFACE, mentions
 
 _IMPLEMENTATION_NAME = "attlas"
 # Whether a mask that hides nothing is None, as on eager: true where no part of a model calls the attention function.
-NONE_FOR_ALL: ContextVar[bool] = ContextVar("NONE_FOR_ALL", default=False)
+NONE_FOR_ALL: BlockValue[bool] = BlockValue("no_mask", False)
+
+
+@dataclass
+class _Configuration:
+    """A configuration of a model that blocks change, and what it stored before the first of them.
+
+    Parameters
+    ----------
+    config : PretrainedConfig
+        The configuration.
+    before : str or None
+        The attention function that it stored.
+    blocks : int
+        How many blocks are open.
+    for_masks : bool
+        Whether attlas is stored only so that code that attends by itself is given lazy masks.
+    """
+
+    config: Any
+    before: str | None
+    blocks: int = 0
+    for_masks: bool = False
+
+
+_lock = RLock()
+_changed_configurations: dict[int, _Configuration] = {}  # by identity: a configuration has no hash
 
 
 @contextmanager
@@ -27,23 +55,68 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
     model : nn.Module
         Any module; where no part of it is a model of transformers that can be switched, nothing happens.
     """
-    before = {id(config): (config, getattr(config, ATTENTION_STORED)) for config in configurations(model)}
-    try:
-        if any(value != _IMPLEMENTATION_NAME for _, value in before.values()):
-            for part in _switchable_models(model):
-                # transformers is imported here, for its own models only.
-                part.set_attn_implementation(attlas.huggingface.NAME)
-            _switch_old(model)
+    with _attention_put_back(model) as held:
+        with _lock:
+            if any(getattr(one.config, ATTENTION_STORED) != _IMPLEMENTATION_NAME for one in held):
+                for part in _switchable_models(model):
+                    # transformers is imported here, for its own models only.
+                    part.set_attn_implementation(attlas.huggingface.NAME)
+                _switch_old(model)
         # By the names of classes: most models have no layer that attends in chunks.
-        kinds = (
-            {kind.__name__ for layer in {*map(type, model.modules())} for kind in layer.__mro__} if before else set()
-        )
+        kinds = {kind.__name__ for layer in {*map(type, model.modules())} for kind in layer.__mro__} if held else set()
         is_chunked = not attlas.huggingface.chunked.METHODS.keys().isdisjoint(kinds)
         with attlas.huggingface.chunked.attending_in_one_matrix(model) if is_chunked else nullcontext():
             yield
+
+
+@contextmanager
+def masked_by_attlas(model: nn.Module) -> Iterator[None]:
+    """Let models of transformers that write attention out by hand be given lazy masks, for the time of a block.
+
+    They choose how they attend when they are made, and read nothing but the mask function from then on.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any module; of the models in it, those that call the attention function attend with attlas already.
+    """
+    with _attention_put_back(model) as held:
+        with _lock:
+            none_for_all = True
+            for one in held:
+                stored = getattr(one.config, ATTENTION_STORED)
+                if stored == _IMPLEMENTATION_NAME and not one.for_masks:
+                    none_for_all = False
+                elif stored in (None, "eager", "sdpa"):
+                    # transformers is imported here, for its own models only.
+                    setattr(one.config, ATTENTION_STORED, attlas.huggingface.NAME)
+                    one.for_masks = True
+        with NONE_FOR_ALL.held(none_for_all):
+            yield
+
+
+@contextmanager
+def _attention_put_back(model: nn.Module) -> Iterator[list[_Configuration]]:
+    """Let each configuration of a model have its attention function again when the last block ends that is open for it.
+
+    Blocks may end in any order, and in other threads.
+    """
+    with _lock:
+        held = [
+            _changed_configurations.setdefault(id(config), _Configuration(config, getattr(config, ATTENTION_STORED)))
+            for config in configurations(model)
+        ]
+        for one in held:
+            one.blocks += 1
+    try:
+        yield held
     finally:
-        for config, value in before.values():
-            setattr(config, ATTENTION_STORED, value)
+        with _lock:
+            for one in held:
+                one.blocks -= 1
+                if not one.blocks:
+                    setattr(one.config, ATTENTION_STORED, one.before)
+                    del _changed_configurations[id(one.config)]
 
 
 def _switchable_models(model: nn.Module) -> list[Any]:

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import attlas
 from attlas.errors import public
 from attlas.foundation.checks import instance_of
-from attlas.foundation.compat import ATTENTION_STORED
 from attlas.matrix.handwritten import DenseUses, Scope, as_matrices, catching
-from attlas.recording.attn_implementation import NONE_FOR_ALL, attending_with_attlas, configurations
+from attlas.recording.attn_implementation import attending_with_attlas, masked_by_attlas
 
 
 class Lazily:
@@ -121,27 +119,7 @@ def handwritten(scope: Scope) -> Iterator[None]:
 
     handle = scope.model.register_forward_hook(give)
     try:
-        with _lazy_masks(scope.model), catching(scope):
+        with masked_by_attlas(scope.model), catching(scope):
             yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def _lazy_masks(model: nn.Module) -> Iterator[None]:
-    """Let models of transformers that write attention out by hand be given lazy masks.
-
-    They choose how they attend when they are made, and read nothing but the mask function from then on.
-    """
-    before = [(config, getattr(config, ATTENTION_STORED)) for config in configurations(model)]
-    token = NONE_FOR_ALL.set(not any(value == "attlas" for _, value in before))
-    try:
-        for config, value in before:
-            if value in (None, "eager", "sdpa"):
-                # transformers is imported here, for its own models only.
-                setattr(config, ATTENTION_STORED, attlas.huggingface.NAME)
-        yield
-    finally:
-        NONE_FOR_ALL.reset(token)
-        for config, value in before:
-            setattr(config, ATTENTION_STORED, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -11,13 +10,14 @@ import torch
 from torch import nn
 
 from attlas.errors import BackendError, RecordingError
+from attlas.foundation.blocks import BlockValue
 from attlas.foundation.compat import local_part
 from attlas.matrix import AttentionMatrix
 
 _DTENSOR_MODULE = "torch.distributed.tensor"
 _ULYSSES_MODULE = "deepspeed.runtime.sequence_parallel.ulysses_sp"
 # What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.
-sharded_text: ContextVar[Any] = ContextVar("attlas_sharded_text", default=None)
+sharded_text: BlockValue[Any] = BlockValue("sharded_text", None)
 
 
 def text_of_ranks() -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from attlas.foundation.blocks import BlockValue
 from attlas.foundation.compat import changes
 
 #: Of the details of an atlas: what was computed densely.
@@ -168,27 +168,11 @@ def uses_from(details: Mapping[str, Any]) -> DenseUses:
     return DenseUses(DenseUse(**use) for use in found) if isinstance(found, list) else DenseUses()
 
 
-_current_scope: ContextVar[Scope | None] = ContextVar("attlas_handwritten", default=None)
-current: Callable[[], Scope | None] = _current_scope.get
+_scopes: BlockValue[Scope | None] = BlockValue("handwritten", None)
+current: Callable[[], Scope | None] = _scopes.get
+entered = _scopes.held  # makes a scope that of this thread, for a block
 
 
-@contextmanager
-def entered(scope: Scope) -> Iterator[None]:
-    """Make a scope that of this thread, for a ``with`` block."""
-    before = _current_scope.get()
-    _current_scope.set(scope)
-    try:
-        yield
-    finally:
-        _current_scope.set(before)
-
-
-@contextmanager
-def left() -> Iterator[None]:
+def left() -> AbstractContextManager[None]:
     """Let this thread have no scope for a ``with`` block: products in it are computed at once."""
-    before = _current_scope.get()
-    _current_scope.set(None)
-    try:
-        yield
-    finally:
-        _current_scope.set(before)
+    return _scopes.held(None)
