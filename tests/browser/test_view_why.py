@@ -1,43 +1,34 @@
 """Why a weight is where it is, in a real browser: an induction head of the shipped model, and who wrote its key."""
 
-import inspect
 import re
-import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests import induction
 from tests.atlases import atlas_of
 from tests.browser.conftest import serious_faults, served, state, until
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attlas
-import attlas.huggingface
-import attlas.models
 from attlas.recording.atlas import Atlas
 
 pytestmark = pytest.mark.browser
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("transformers", reason="needs attlas[hf]")
 
-CELL = "e=2&h=4&pin=1058.1051"  # " temp" of "self.template = temp" looks at "late", behind the " temp" of "template):"
+CELL = f"e=2&h=4&pin={induction.QUERY}.{induction.KEY}"
 OPENED = "document.querySelectorAll('.reasons-bars dt').length > 0"
 
 
 @pytest.fixture(scope="module")
 def recorded() -> Atlas:
-    folder = attlas.models.path()
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="attlas").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(inspect.getsource(string), return_tensors="pt").input_ids[:, :1100]
-    with torch.no_grad(), attlas.record(model, parts=True, tokens=tokenizer) as atlas:
-        model(ids)
-    return atlas
+    return induction.recorded()
 
 
 @pytest.fixture(scope="module")
 def address(recorded: Atlas) -> Iterator[str]:
-    with served(recorded, title="string.py") as url:
+    with served(recorded, title="template.py") as url:
         yield url
 
 
@@ -51,26 +42,27 @@ def test_a_pinned_cell_says_who_wrote_its_key(show: Callable[..., Any]) -> None:
     page.get_by_role("button", name="Why?").click()
     until(page, OPENED)
     lead = page.locator(".reasons-lead").inner_text()
-    assert "looks at “late” with weight 0.981" in lead
+    assert "looks at “ers” with weight 0.932" in lead
     assert "head 0·0" in lead
-    assert "+8.3 of the +15.3" in lead
-    assert "It took that from “·temp”, the token before" in lead
+    assert "+7.8 of the +12.1" in lead
+    assert "It took that from “·p”, the token before" in lead
     names = page.locator(".reasons > .dialog-body > .reasons-bars dt").all_inner_texts()
     numbers = [
         float(text.replace("−", "-")) for text in page.locator(".dialog-body > .reasons-bars b").all_inner_texts()
     ]
     assert names[0].startswith("head 0·0")
-    assert abs(sum(numbers) - 15.3) < 0.3  # each is rounded to a tenth
+    assert abs(sum(numbers) - 12.1) < 0.3  # each is rounded to a tenth
     roles = page.locator(".reasons-token.query, .reasons-token.key, .reasons-token.source").all_inner_texts()
-    assert roles == ["·temp", "late", "·temp"]
+    assert roles == ["·p", "ers", "·p"]
     assert page.locator(".reasons-arrows path").count() == 4  # two arrows
     assert "This explains a logit" in page.locator(".reasons-note").inner_text()
     page.get_by_text("The evidence").click()
     assert page.locator(".reasons-pairs li").count() >= 8
     page.get_by_role("button", name="Open head 0·0").click()
     until(page, "!document.querySelector('.reasons[open]')")
-    until(page, "location.hash.includes('pin=1051.1050')")  # where head 0·0 read it
-    assert (state(page)["pin"], state(page).get("e", "0"), state(page).get("h", "0")) == ("1051.1050", "0", "0")
+    where = f"{induction.KEY}.{induction.KEY - 1}"  # where head 0·0 read it
+    until(page, f"location.hash.includes('pin={where}')")
+    assert (state(page)["pin"], state(page).get("e", "0"), state(page).get("h", "0")) == (where, "0", "0")
 
 
 def test_by_the_keyboard(show: Callable[..., Any]) -> None:
@@ -79,7 +71,7 @@ def test_by_the_keyboard(show: Callable[..., Any]) -> None:
     until(page, OPENED)
     page.keyboard.press("Escape")
     until(page, "!document.querySelector('.reasons[open]')")
-    assert state(page)["pin"] == "1058.1051"
+    assert state(page)["pin"] == f"{induction.QUERY}.{induction.KEY}"
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -103,7 +95,7 @@ def test_in_chinese(show: Callable[..., Any]) -> None:
     until(page, OPENED)
     page.locator(".reasons summary").click()
     words = set(re.findall(r"[A-Za-z]{3,}", page.locator(".reasons").inner_text()))
-    assert words <= {"logit", "MLP", "softmax", "temp", "late", "self", "template"}
+    assert words <= {"logit", "MLP", "softmax", "ers", "name", "place", "person"}
 
 
 def test_a_recording_without_parts_says_how_to_get_them(browse: Any) -> None:
