@@ -1,4 +1,4 @@
-"""A text of our own that the shipped model reads with its induction head: where it looks does not change with Python."""
+"""A text of our own that the shipped model reads with its induction head, the same with every version of Python."""
 
 from __future__ import annotations
 

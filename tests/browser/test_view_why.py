@@ -1,17 +1,20 @@
 """Why a weight is where it is, in a real browser: an induction head of the shipped model, and who wrote its key."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import pytest
 import torch
 from tests import induction
 from tests.atlases import atlas_of
-from tests.browser.conftest import serious_faults, served, state, until
+from tests.browser.conftest import saved, serious_faults, served, state, until
 
 import attlas
-from attlas.recording.atlas import Atlas
+from attlas.recording.atlas import Atlas, Bookmark
+from attlas.view import export
 
 pytestmark = pytest.mark.browser
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -128,3 +131,84 @@ def test_a_pinned_cell_leads_to_the_whole_map_and_back(show: Callable[..., Any])
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("button", name="The pinned cell").click()
     until(page, OPENED)
+
+
+@pytest.fixture(scope="module")
+def report(recorded: Atlas, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Export a page of the recording with a tour, as `attlas report` writes it."""
+    toured = copy(recorded)
+    toured.bookmarks = [Bookmark("the step", "e=3&h=2&pin=171.145", "Another induction head.")]
+    path = export(toured, tmp_path_factory.mktemp("report") / "report.html", heads=[(2, 4)], query=induction.QUERY)
+    return path.as_uri()
+
+
+def held_cells(page: Any) -> list[str]:
+    """Return the cells that an offline page says it explains."""
+    texts: list[str] = page.locator(".reasons-held button").all_inner_texts()
+    return texts
+
+
+def test_an_offline_page_explains_what_it_holds_and_says_which(browse: Any, report: str) -> None:
+    page = browse(f"{report}#{CELL}", 1280, 844)
+    page.get_by_role("button", name="Why?").click()
+    until(page, OPENED)
+    lead = page.locator(".reasons-lead").inner_text()
+    assert "looks at “ers” with weight 0.932" in lead
+    assert "+7.8 of the +12.1" in lead
+    assert "This page explains the cells below" in page.locator(".reasons-note").nth(-1).inner_text()
+    assert held_cells(page)[0] == f"2·4: {induction.QUERY}, {induction.KEY}"
+    assert f"0·0: {induction.KEY}, {induction.KEY - 1}" in held_cells(page)
+    assert "3·2: 171, 145" in held_cells(page)
+    # Where head 0·0 read it, and from there to the step of the tour.
+    page.get_by_role("button", name="Open head 0·0").click()
+    until(page, f"location.hash.includes('pin={induction.KEY}.{induction.KEY - 1}')")
+    page.keyboard.press("w")
+    until(page, OPENED)
+    assert "at “ers” looks at “·p”" in page.locator(".reasons-lead").inner_text()
+    page.get_by_role("button", name="3·2: 171, 145").click()
+    until(page, "document.querySelector('.reasons-lead')?.textContent.includes('3, head 2')")
+    until(page, "location.hash.includes('pin=171.145')")
+    page.get_by_role("button", name="The whole map").click()
+    until(page, "document.querySelector('.reasons-table') !== null")
+    page.get_by_role("button", name="The pinned cell").click()
+    until(page, OPENED)
+
+
+def test_an_offline_page_says_what_it_does_not_explain(browse: Any, report: str) -> None:
+    page = browse(f"{report}#e=2&h=4&pin=150.140&panel=why", 1280, 844)
+    until(page, "document.querySelector('.reasons-held button') !== null")
+    assert page.locator(".reasons-lead").inner_text() == "This page does not explain this cell."
+    assert "attlas view, with the recording" in page.locator(".reasons-note").inner_text()
+    page.get_by_role("button", name=f"2·4: {induction.QUERY}, {induction.KEY}").click()
+    until(page, OPENED)
+    page.keyboard.press("Escape")
+    page.evaluate("location.hash = 'e=1&h=1&pin=none&panel=why'")
+    until(page, "document.querySelector('.reasons-table') !== null")  # every small map is there
+
+
+def test_the_export_of_the_viewer_explains_the_pinned_cell(browse: Any, show: Callable[..., Any]) -> None:
+    page = show(CELL)
+    _, content = saved(page, "html")
+    assert b'"why:2:4:' in content
+    data = json.loads(re.search(rb'id="attlas-data"[^>]*>(.*?)</script>', content, re.DOTALL)[1])  # type: ignore[index]
+    assert [(each["head"], each["why"]) for each in data["packed"]] == [
+        (4, {"cells": [[induction.QUERY, induction.KEY]], "map": True})
+    ]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_offline_page_is_accessible(browse: Any, report: str, axe: str, width: int) -> None:
+    page = browse(f"{report}#{CELL}&panel=why", width, 844)
+    until(page, OPENED)
+    places = (f"{CELL}&panel=why", "e=2&h=4&pin=150.140&panel=why")
+    views = [(place, (width, 844), scheme) for place in places for scheme in ("light", "dark")]
+    faults = serious_faults(page, axe, views)
+    assert not any(faults.values()), faults
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_offline_page_in_chinese(browse: Any, report: str) -> None:
+    page = browse(f"{report}#e=2&h=4&pin=150.140&panel=why&lang=zh", 1280, 844)
+    until(page, "document.querySelector('.reasons-held button') !== null")
+    words = set(re.findall(r"[A-Za-z]{3,}", page.locator(".reasons").inner_text()))
+    assert words <= {"attlas", "view"}

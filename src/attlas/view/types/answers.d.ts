@@ -76,6 +76,8 @@ interface HeldHead extends HeadPlace {
   exact: boolean;
   kept: number;
   patches: Region[];
+  /** Where the recording has parts: the cells that are explained, and whether the whole map is. */
+  why?: { cells: [i: number, j: number][]; map: boolean };
 }
 /** The text that the model of a page has read, and how many characters it may have. */
 interface ReadingFacts {
