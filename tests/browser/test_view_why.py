@@ -13,12 +13,13 @@ from tests.atlases import atlas_of
 from tests.browser.conftest import saved, serious_faults, served, state, until
 
 import attlas
+import attlas.models
 from attlas.recording.atlas import Atlas, Bookmark
 from attlas.view import export
 
 pytestmark = pytest.mark.browser
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("transformers", reason="needs attlas[hf]")
+transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
 
 CELL = f"e=2&h=4&pin={induction.QUERY}.{induction.KEY}"
 OPENED = "document.querySelectorAll('.reasons-bars dt').length > 0"
@@ -212,3 +213,44 @@ def test_an_offline_page_in_chinese(browse: Any, report: str) -> None:
     until(page, "document.querySelector('.reasons-held button') !== null")
     words = set(re.findall(r"[A-Za-z]{3,}", page.locator(".reasons").inner_text()))
     assert words <= {"attlas", "view"}
+
+
+@pytest.fixture(scope="module")
+def reading(recorded: Atlas) -> Iterator[str]:
+    from attlas.view import Service
+    from attlas.view.reading import ReadingService
+
+    def load() -> tuple[Any, Any]:
+        folder = attlas.models.path()
+        return (
+            transformers.AutoModelForCausalLM.from_pretrained(folder),
+            transformers.AutoTokenizer.from_pretrained(folder),
+        )
+
+    with served(ReadingService(Service(recorded, title="template.py"), load, name="python-gpt2")) as url:
+        yield url
+
+
+def test_a_typed_text_is_explained(browse: Any, reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = browse(f"{reading}#e=2&h=4", 1280, 844, expected="409")
+    page.set_default_timeout(60_000)
+    assert "Texts are read with their parts, for Why?: about 9.2 MB for 1,000 tokens" in page.locator(
+        ".reading"
+    ).inner_text().replace("\n", " ")
+    page.get_by_role("textbox", name="Your text").fill(induction.TEXT)
+    page.get_by_role("button", name="Read", exact=True).click()
+    until(page, "document.querySelector('.reading-says')?.textContent.includes('Its parts take')")
+    page.evaluate(f"location.hash += '&pin={induction.QUERY + 1}.{induction.KEY + 1}'")  # behind the first token
+    page.get_by_role("button", name="Why?").click()
+    until(page, OPENED)
+    assert "looks at “ers” with weight" in page.locator(".reasons-lead").inner_text()
+    assert "head 0·0" in page.locator(".reasons-lead").inner_text()
+    page.keyboard.press("Escape")
+    # A text whose parts do not fit is read all the same, and says so.
+    monkeypatch.setattr("attlas.view.typed_parts.MOST_BYTES", 1000)
+    page.get_by_role("textbox", name="Your text").fill("import os\nimport sys\n")
+    page.get_by_role("button", name="Read", exact=True).click()
+    until(page, "document.querySelector('.reading-says')?.textContent.includes('No Why? on this text')")
+    assert "at most 1,000 bytes are kept" in page.locator(".reading-says").first.inner_text()
+    page.evaluate("location.hash += '&pin=5.2&panel=why'")
+    until(page, "document.querySelector('.reasons-note')?.textContent.includes('at most 1,000 bytes are kept.')")

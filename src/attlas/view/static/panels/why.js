@@ -61,7 +61,8 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
     const shown = info.entries[entry];
     dialog.open();
     if (head === "mean") return showMessage(t("The mean of heads has no logits: choose one head."));
-    if (!shown.parts) return showMessage(t("This recording has no parts: attlas record --parts, or record(model, parts=True), keeps them."));
+    // Of a text that was typed the server says why it has none.
+    if (!shown.parts && !info.reading?.number) return showMessage(t("This recording has no parts: attlas record --parts, or record(model, parts=True), keeps them."));
     const isOfMap = pin === null || isWhole;
     if (!holdsReason(info, { entry, head }, isOfMap ? null : pin)) return fillMissing(state, isOfMap);
     showMessage(t("computing …"));
