@@ -234,7 +234,7 @@ def reading(recorded: Atlas) -> Iterator[str]:
 def test_a_typed_text_is_explained(browse: Any, reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = browse(f"{reading}#e=2&h=4", 1280, 844, expected="409")
     page.set_default_timeout(60_000)
-    assert "Texts are read with their parts, for Why?: about 9.2 MB for 1,000 tokens" in page.locator(
+    assert "Texts are read with their parts, for Why?: about 6.2 MB for 1,000 tokens" in page.locator(
         ".reading"
     ).inner_text().replace("\n", " ")
     page.get_by_role("textbox", name="Your text").fill(induction.TEXT)

@@ -77,7 +77,7 @@ def test_a_typed_text_is_explained_as_its_recording_is(service: ReadingService, 
     assert answer["logit"] == pytest.approx(why.logit)
     assert answer["writer"]["name"] == "head 0·0"
     assert asked(service, info["key"], "why_map")[0] == 200
-    kept = sum(stream.nbytes for stream in atlas.parts) + sum(entry.values.nbytes for entry in atlas.entries)
+    kept = sum(stream.nbytes for stream in atlas.parts)
     assert parts["bytes"] == pytest.approx(kept, rel=0.01)
     assert parts["per_token"] == pytest.approx(kept / ids.shape[1], rel=0.01)
     assert (parts["most"], parts["reason"]) == (MOST_BYTES, None)

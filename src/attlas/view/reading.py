@@ -84,7 +84,7 @@ class ReadingService:
     -----
     One thread reads; what was shown before stays until the new recording is complete, and also if the model fails. A
     step of the model is one forward pass over the whole text, with queries, keys and norms of values kept in memory.
-    Where the recording that was shown first has parts, parts and values are kept too, up to 1 GiB for all texts.
+    Where the recording that was shown first has parts, values are kept too, and parts up to 1 GiB for all texts.
 
     Every text is kept, under a number that its page names: 0 is the recording that was shown first. Those that were
     read first go when there are too many.

@@ -48,15 +48,14 @@ class TypedParts:
         """
         reason, is_unknown = self._refusal(count), False
         if reason is None:
+            self._make_room(self._bytes_per_token * count)
             try:
                 with record(model, parts=True, **options) as atlas:
                     output = run()
             except (AttlasError, RuntimeError, MemoryError) as failed:  # the pass without parts says what else is wrong
                 reason, is_unknown = _reason_of(failed), isinstance(failed, RecordingError)
             else:
-                self._bytes_per_token = _bytes_per_token(atlas)
-                self._make_room(_bytes_of_parts(atlas))
-                self._sizes[atlas] = _bytes_of_parts(atlas)
+                self._bytes_per_token, self._sizes[atlas] = _bytes_per_token(atlas), _bytes_of_parts(atlas)
                 return atlas, output
         with record(model, values="norms", **options) as atlas:
             output = run()
@@ -106,13 +105,11 @@ def _reason_of(failed: Exception) -> Reason:
 
 
 def _bytes_of_parts(atlas: Atlas) -> int:
-    """Return the bytes of what a recording keeps for explanations: rows of its streams, and values."""
-    rows = {t.data_ptr(): t.nbytes for stream in atlas.parts for t in row_tensors(stream)}
-    values = [entry.values for entry in atlas.entries if entry.values is not None]
-    return sum(rows.values()) + sum(t.nbytes for t in values)
+    """Return the bytes of the rows of the streams that a recording keeps for explanations."""
+    return sum({t.data_ptr(): t.nbytes for stream in atlas.parts for t in row_tensors(stream)}.values())
 
 
 def _bytes_per_token(atlas: Atlas) -> int:
-    """Return the bytes of parts and values that a recording keeps for each token."""
+    """Return the bytes of parts that a recording keeps for each token."""
     rows = sum(stream.count if stream.rows is None else len(stream.rows) for stream in atlas.parts)
     return -(-_bytes_of_parts(atlas) // max(rows, 1))
