@@ -1,4 +1,4 @@
-"""The modules of the page that need no document, under Node: geometry, colours, links, requests, tables, formats."""
+"""Modules of the page under Node, without a browser: geometry, colours, links, requests, tables, formats, Why?."""
 
 import shutil
 import subprocess

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.atlases import atlas_of
+from tests.pages import data_of
 
 import attlas
 import attlas.models
@@ -17,8 +21,8 @@ from attlas import heads, pictures
 from attlas.cli.command import main
 from attlas.errors import ShapeError
 from attlas.heads.explanation.summary import map_summary, summary
-from attlas.recording.atlas import Atlas
-from attlas.view import Service
+from attlas.recording.atlas import Atlas, Bookmark
+from attlas.view import Service, export
 
 N = 60
 
@@ -159,3 +163,77 @@ def test_the_command_explains_and_draws_a_whole_map(
     parts = len(heads.explain(recorded, 2, 4).query_parts)
     assert f"{parts - 6} other parts" in out
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def held(data: dict[str, Any]) -> dict[tuple[int, int], dict[str, Any] | None]:
+    """Return what a page explains of each of its heads."""
+    return {(each["entry"], each["head"]): each.get("why") for each in data["packed"]}
+
+
+def unpacked(part: dict[str, Any]) -> Any:
+    """Return an answer that a page holds as text."""
+    return json.loads(zlib.decompress(base64.b64decode(part["text"]), -zlib.MAX_WBITS))
+
+
+def test_an_offline_page_explains_pinned_cells_and_maps(recorded: Atlas, tmp_path: Path) -> None:
+    i, j = cell_of(recorded)
+    marked = copy(recorded)
+    marked.bookmarks = [
+        Bookmark("pinned", "e=3&h=2&pin=50.21&panel=why"),
+        Bookmark("of another sequence", "e=3&h=2&b=1&pin=50.22"),
+        Bookmark("masked", "e=3&h=1&pin=5.50"),
+        Bookmark("outside", f"e=3&h=1&pin={N}.0"),
+        Bookmark("no cell", "e=1&h=1&r=20.5&c=10.5"),
+        Bookmark("again", f"e=2&h=4&pin={i}.{j}"),
+    ]
+    service = Service(marked)
+    try:
+        answer = service.answer("offline", {"entry": "2", "head": "4", "i": str(i), "j": str(j)})
+        data = json.loads(answer.body)["data"]
+        assert held(data) == {(2, 4): {"cells": [[i, j]], "map": True}}  # the other heads are not in this page
+        assert unpacked(data["parts"][f"why:2:4:{i}:{j}"]) == asked(service, entry=2, head=4, i=i, j=j)[1]
+        assert unpacked(data["parts"]["why_map:2:4"]) == map_summary(recorded, 2, 4)
+    finally:
+        service.close()
+    found = data_of(export(marked, tmp_path / "page.html", heads=[(2, 4)]))
+    reasons = held(found)
+    cells = {head: why["cells"] for head, why in reasons.items() if why and why["cells"]}
+    writer = unpacked(found["parts"][f"why:2:4:{i}:{j}"])["writer"]
+    assert (writer["place"], writer["sources"][0]["at"]) == ({"entry": 0, "head": 0}, j - 1)
+    assert cells[0, 0][0] == [j, j - 1]  # where head 0·0 read what it wrote
+    assert (cells[2, 4], cells[3, 2]) == ([[i, j]], [[50, 21]])
+    assert set(cells) <= {(0, 0), (2, 4), (3, 2)} | {writer_of(found, "why:3:2:50:21")}
+    assert all(why is not None and why["map"] for why in reasons.values())
+    assert len(reasons) == 24
+
+
+def writer_of(data: dict[str, Any], name: str) -> tuple[int, int]:
+    """Return the head that wrote most of the key of a cell that a page explains."""
+    place = unpacked(data["parts"][name])["writer"]["place"]
+    return place["entry"], place["head"]
+
+
+def test_an_offline_page_has_bounds(recorded: Atlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = copy(recorded)
+    marked.bookmarks = [Bookmark(f"{i}", f"e=2&h=4&pin={i}.{i - 5}") for i in range(10, 40)]
+    whole = data_of(export(marked, tmp_path / "page.html", heads=[(2, 4)]))
+    size = sum(len(part["text"]) for name, part in whole["parts"].items() if name.startswith("why"))
+    assert len(held(whole)[2, 4]["cells"]) == 30
+    monkeypatch.setattr("attlas.view.why_packing._MOST_BYTES", size // 4)
+    less = data_of(export(marked, tmp_path / "page.html", heads=[(2, 4)]))
+    kept = [len(part["text"]) for name, part in less["parts"].items() if name.startswith("why")]
+    assert sum(kept) - kept[-1] < size // 4 <= sum(kept)
+    assert not any(why["map"] for why in held(less).values())  # cells come first
+    monkeypatch.setattr("attlas.view.why_packing._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("attlas.view.why_packing._MOST_CELLS", 7)
+    monkeypatch.setattr("attlas.view.why_packing._MOST_WORK", 2 * 24 * N**2)
+    few = held(data_of(export(marked, tmp_path / "page.html", heads=[(2, 4)])))
+    assert sum(len(why["cells"]) for why in few.values()) == 7
+    assert [head for head, why in few.items() if why["map"]] == [*few][:2]
+
+
+def test_an_offline_page_of_a_recording_without_parts_explains_nothing(tmp_path: Path) -> None:
+    q = torch.randn(1, 2, 20, 8)
+    data = data_of(export(atlas_of(attlas.attend(q, q, mask=attlas.Causal())), tmp_path / "page.html"))
+    assert set(held(data).values()) == {None}
+    assert not any(name.startswith("why") for name in data["parts"])

@@ -5,6 +5,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from attlas.view import typed_parts
 from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
 from attlas.view.corpus_measures import _KNOWN_MEASURES
@@ -38,6 +39,7 @@ def texts_of_the_server() -> set[str]:
     about = {"Recorded", "Memory", "Again", "Made with"}
     parts = {"token", "position", "embedding", "stream", "biases", "bias of q", "bias of k", "position bias"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
+    reasons |= {text for name, text in vars(typed_parts).items() if name.isupper() and isinstance(text, str)}
     return (columns | measures | kinds | about | parts | reasons | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {""}
 
 

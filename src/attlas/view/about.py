@@ -58,7 +58,7 @@ def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
         text = _KEPT_MATRICES if any(entry.matrix is not None for entry in atlas.entries) else _KEPT_STATISTICS
         heads = sum(len(entry.heads) for entry in atlas.entries)
         size = sum(entry.nbytes for entry in atlas.entries)
-        memory = [[text, f"{heads:,}", _bytes_in_words(4 * cells), _bytes_in_words(size)]]
+        memory = [[text, f"{heads:,}", bytes_in_words(4 * cells), bytes_in_words(size)]]
         if isinstance(seconds, int | float):
             memory.append([_TIME_SENTENCE, f"{seconds:.1f}"])
         lines.append(("Memory", memory))
@@ -75,7 +75,7 @@ def _sentences_on_layers(atlas: Atlas) -> list[list[str]]:
     return sentences + [[_UNRECORDED_LAYERS, ranges(places, "–"), name] for name, places in unrecorded]
 
 
-def _bytes_in_words(size: float) -> str:
+def bytes_in_words(size: float) -> str:
     """Return a size in words: 980 bytes, 1.5 KiB, 12 MiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1023.5:

@@ -73,7 +73,9 @@ def export(
     Of the heads in detail the file holds pictures down to single cells, as far as 3 MB before compression reach, and
     all weights of small matrices; of the others an overview, and the largest weights of each query, the most telling
     heads first. About `query` with its strongest key, and about each bookmark, 64 × 64 cells are exact.
-    Cost: one pass over each head whose overview was not recorded.
+    Of a recording with parts it also holds why `query` and its strongest key, and the cells that bookmarks pin, are
+    where they are, and whole maps, in up to about 1 MiB.
+    Cost: one pass over each head whose overview was not recorded, and one for each whole map.
 
     Examples
     --------

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from attlas.stats.pooled import block_edges
 from attlas.view import codes
 from attlas.view.codes import Array
 from attlas.view.exact import Head
-from attlas.view.patches import marked_cells, patch_about
+from attlas.view.patches import marked_cells, patch_about, pinned_cells
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
-from attlas.view.source import Place, Source
+from attlas.view.source import Place
+from attlas.view.why_packing import Answers, ReasonPacker
 
 _TILE_BYTES = 2 * TILE**2  # bytes of a tile of 16-bit codes
 DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
@@ -38,17 +39,6 @@ _SIGNED_TRACKS = ("max_weight", "column_mass")  # of weights that are no shares 
 _PATCH_BYTES = 2 << 20  # bytes before compression of the cells about pins and bookmarks
 _MOST_THUMBNAILS = 256
 _PAUSE_SECONDS = 0.05  # seconds between two looks at a pass
-
-
-class Answers(Protocol):
-    """What answers the questions of the page."""
-
-    @property
-    def source(self) -> Source:
-        """What is shown."""
-
-    def answer(self, name: str, parameters: Mapping[str, str], /) -> Any:
-        """Answer one question."""
 
 
 @dataclass
@@ -104,9 +94,10 @@ class Packer:
         places = [*self.heads, *others]
         # What is left of the bytes of overviews, of the largest weights, and of the bytes of patches.
         packed_heads, room, weights, self._patch_room = [], _OVERVIEW_BYTES, 2 * _MOST_ROW_WEIGHTS, _PATCH_BYTES
+        steps = len(places) + 1  # the last one is why weights are where they are
         for done, place in enumerate(places):
-            self.report(done / len(places))
-            self._share = done / len(places), 1 / len(places)  # of the work: what is done, and what this head takes
+            self.report(done / steps)
+            self._share = done / steps, 1 / steps  # of the work: what is done, and what this head takes
             entry = self._entry_of_head(place)
             if place in self.heads and entry.matrix is not None:
                 record: dict[str, Any] | None = self._put_detail(place)
@@ -122,6 +113,7 @@ class Packer:
             patches = [] if every_cell else self._put_patches(place)
             packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept, "patches": patches})
         self._put_thumbnails()
+        self._put_reasons(packed_heads, len(places) / steps)
         source = self.service.source
         # Numbers of the texts that the heads of this sequence are about.
         told = {number for shown in source.entries for number in chain(*shown.texts[self.batch : self.batch + 1])}
@@ -304,6 +296,24 @@ class Packer:
             question["batch"] = min(self.batch, self._entry_of_head(place).shape[0] - 1)
             answer = self._complete_answer("thumbnail", **question, pool="suited", size=64)
             self._put_numbers(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
+
+    def _put_reasons(self, heads: list[dict[str, Any]], done: float) -> None:
+        """Put why the pinned cell and those of bookmarks are where they are, and maps of heads; say so at the heads."""
+
+        def put(name: str, body: bytes) -> int:
+            """Add the bytes of an answer, and return how many the page has for it."""
+            self._put_numbers(name, body, 1)
+            return len(self._parts[name]["text"])
+
+        def cells(place: tuple[int, Any]) -> list[tuple[int, int]]:
+            """Return the cells of a head."""
+            own = [] if self.pin is None or place not in self.heads else [self.pin]
+            return own + pinned_cells(self.service.source.atlas.bookmarks, place, self.batch)
+
+        packer = ReasonPacker(
+            self.service, heads, self.batch, put, lambda share: self.report(done + (1 - done) * share)
+        )
+        packer.pack(cells)
 
 
 def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import parse_qs
 
 from attlas.recording.atlas.bookmarks import Bookmark
@@ -33,15 +35,31 @@ def marked_cells(bookmarks: Iterable[Bookmark], place: tuple[int, int | str]) ->
         Entry and head, as the addresses of bookmarks name them.
     """
     cells = []
+    for fields in _addresses_of_head(bookmarks, place):
+        cell = _pinned_cell(fields)
+        if cell is None:
+            with contextlib.suppress(KeyError, ValueError, OverflowError):  # it may show the whole matrix
+                cell = int(float(fields["r"])), int(float(fields["c"]))
+        cells += [] if cell is None or min(cell) < 0 else [cell]
+    return cells
+
+
+def pinned_cells(bookmarks: Iterable[Bookmark], place: tuple[int, int | str], batch: int) -> list[tuple[int, int]]:
+    """Return the cells that bookmarks of a head pin, of one sequence; the places are as those of `marked_cells`."""
+    addresses = _addresses_of_head(bookmarks, place)
+    cells = [_pinned_cell(fields) for fields in addresses if fields.get("b", "0") == str(batch)]
+    return [cell for cell in cells if cell is not None]
+
+
+def _addresses_of_head(bookmarks: Iterable[Bookmark], place: tuple[int, int | str]) -> Iterator[dict[str, str]]:
+    """Yield the fields of the addresses of those bookmarks that show a head."""
     for bookmark in bookmarks:
         fields = {name: values[0] for name, values in parse_qs(bookmark.at.lstrip("#")).items()}
-        if (fields.get("e", "0"), fields.get("h", "0")) != tuple(map(str, place)):
-            continue
-        pinned = fields.get("pin", "").split(".")
-        try:
-            i, j = map(float, pinned if len(pinned) == 2 else (fields["r"], fields["c"]))
-        except (KeyError, ValueError):  # it shows the whole matrix, or is no address of the page
-            continue
-        if i >= 0 and j >= 0:
-            cells.append((int(i), int(j)))
-    return cells
+        if (fields.get("e", "0"), fields.get("h", "0")) == tuple(map(str, place)):
+            yield fields
+
+
+def _pinned_cell(fields: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the pinned cell of an address; None where there is none."""
+    found = re.fullmatch(r"(\d{1,12})\.(\d{1,12})", fields.get("pin", ""), re.ASCII)
+    return None if found is None else (int(found[1]), int(found[2]))

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import AttlasError
-from attlas.recording import record
 from attlas.recording.atlas import Atlas
 from attlas.recording.metadata import token_bytes
 from attlas.view.exact import UnwantedError, Wanted
@@ -23,6 +22,7 @@ from attlas.view.known_heads import KnownHeads, OnBlock, heads_of_text, heads_on
 from attlas.view.parameters import QuestionError
 from attlas.view.service import Answer, Service, answered, json_answer, refusal
 from attlas.view.trials import TRIALS, Trials, after_each_part, trial
+from attlas.view.typed_parts import TypedParts
 
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
@@ -33,6 +33,7 @@ _MOST_NEW = 256  # tokens that are written at once, at most
 _MOST_TEXTS = 16  # that are kept beside the first recording; each is a small recording
 _RETIRED = 3  # recordings of texts that have grown since, kept for pages that are still asking about them
 _NO_LONGER_KEPT = "this text is no longer kept; reload the page"
+_OF_PARTS = ("why", "why_map")  # questions that a text without parts has no answer to
 _NAME = 40  # characters of a text that name it
 _CLOSING_SECONDS = 2.0  # that the end waits for the model: loading one takes longer, and cannot be stopped
 _MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
@@ -83,6 +84,7 @@ class ReadingService:
     -----
     One thread reads; what was shown before stays until the new recording is complete, and also if the model fails. A
     step of the model is one forward pass over the whole text, with queries, keys and norms of values kept in memory.
+    Where the recording that was shown first has parts, values are kept too, and parts up to 1 GiB for all texts.
 
     Every text is kept, under a number that its page names: 0 is the recording that was shown first. Those that were
     read first go when there are too many.
@@ -119,6 +121,7 @@ class ReadingService:
         self._stopped = threading.Event()
         self._closed = False
         self._trials = Trials(self._load, self._tokenize)
+        self._parts = TypedParts(service.source.atlas)
 
     @property
     def source(self) -> Any:
@@ -143,6 +146,9 @@ class ReadingService:
         service = self._service_of(key, number)
         if service is None:
             return refusal(409, _NO_LONGER_KEPT)
+        reason = self._parts.reason(service.source.atlas) if name in _OF_PARTS else None
+        if reason is not None:
+            return refusal(409, reason[0].format(*reason[1:]), reason=reason)
         return service.answer(name, parameters, wanted)
 
     def _number(self, asked: str | None) -> int:
@@ -172,6 +178,7 @@ class ReadingService:
         """Return how far the model is, alone or added to the answer to "info"."""
         facts: dict[str, Any] = {"model": self._name, "text": text.text, "tokens": len(text.ids), "number": number}
         facts |= {"characters": _MOST_CHARACTERS, "last": self._last}
+        facts |= {"parts": self._parts.facts(text.service.source.atlas)}
         if info is not None:
             texts = [{"number": each, "name": kept.name} for each, kept in list(self._texts.items())]
             reading = facts | {"more": _MOST_NEW, "texts": texts}
@@ -379,8 +386,7 @@ class ReadingService:
         """Record the model on these tokens as a new text, or in place of one that was typed; return its number."""
         model, tokenizer = self._loaded
         read = torch.tensor([ids], device=model.device)
-        with record(model, tokens=tokenizer, values="norms") as atlas:
-            output = self._model_output(read)
+        atlas, output = self._parts.record(model, len(ids), lambda: self._model_output(read), tokens=tokenizer)
         atlas.model = self._name
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
@@ -401,6 +407,7 @@ class ReadingService:
             dropped = [texts.pop(each).service for each in [*texts][1 : 1 + max(0, len(texts) - _MOST_TEXTS)]]
         else:
             self._retired.append(texts[number].service)
+            self._parts.release(texts[number].service.source.atlas)
         texts[number] = text
         self._texts, self._last = texts, number  # at once: questions are answered in other threads
         while len(self._retired) > _RETIRED:

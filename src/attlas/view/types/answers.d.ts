@@ -76,6 +76,8 @@ interface HeldHead extends HeadPlace {
   exact: boolean;
   kept: number;
   patches: Region[];
+  /** Where the recording has parts: the cells that are explained, and whether the whole map is. */
+  why?: { cells: [i: number, j: number][]; map: boolean };
 }
 /** The text that the model of a page has read, and how many characters it may have. */
 interface ReadingFacts {
@@ -87,7 +89,15 @@ interface ReadingFacts {
   /** The number of the text that is shown, and that of the one that was read last. */
   number: number;
   last: number;
+  parts: TypedPartsFacts | null;
   texts: { number: number; name: string }[];
+}
+/** What parts of typed texts take, and of one text: how much, or why it has none. */
+interface TypedPartsFacts {
+  per_token: number;
+  most: number;
+  bytes: number;
+  reason: [text: string, ...values: TextValue[]] | null;
 }
 /** What there is to see. */
 interface Info {
@@ -253,6 +263,7 @@ interface ReadingStatus {
   tokens: number;
   number: number;
   last: number;
+  parts: TypedPartsFacts | null;
   /** How far the comparison is that was asked for, from 0 to 1; null while there is none. */
   trial: number | null;
 }

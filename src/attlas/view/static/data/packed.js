@@ -327,6 +327,19 @@ export function createPackedTransport(data) {
     return result;
   }
 
+  /**
+   * Why a weight, or a whole map, is where it is; `cell` is empty for the map.
+   *
+   * @param {"why" | "why_map"} name
+   * @param {Params} params
+   * @param {...Params[string]} cell
+   */
+  async function getReason(name, { entry, head, batch }, ...cell) {
+    if (String(batch ?? 0) !== String(data.state.batch)) throw createMissingError(t("this batch"));
+    const bytes = await getStoredPart([name, entry, head, ...cell].join(":"), t("why this is where it is"));
+    return JSON.parse(new TextDecoder().decode(bytes));
+  }
+
   // The file holds thumbnails of more heads than the packed ones.
   /** @param {Params} params */
   function findThumbnail({ entry, head, variant }) {
@@ -352,6 +365,8 @@ export function createPackedTransport(data) {
     pair: async (params) => ({ json: await getPair(params) }),
     cell: async (params) => ({ json: await getCell(params) }),
     top: async (params) => ({ json: await findLargest(params) }),
+    why: async (params) => ({ json: await getReason("why", params, params.i, params.j) }),
+    why_map: async (params) => ({ json: await getReason("why_map", params) }),
     offline: () => ({ json: { data } }),
   };
   return {

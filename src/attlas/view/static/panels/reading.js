@@ -1,7 +1,7 @@
 // The user's own text: typed here, read by the model, and continued token by token.
 
 import { make } from "./elements.js";
-import { formatInteger } from "../data/numbers.js";
+import { formatBytes, formatInteger } from "../data/numbers.js";
 import { t } from "../words/words.js";
 
 const POLL_INTERVAL = 200; // ms between two requests for the progress of the model
@@ -41,7 +41,8 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   const message = make("p", { class: "reading-says", id: uid("reading"), role: "status" });
   const progressBar = make("progress", { max: 1, hidden: true, "aria-label": t("Progress of the model") });
   textArea.setAttribute("aria-describedby", message.id);
-  element.replaceChildren(textArea, make("div", { class: "reading-buttons" }, readButton, nextButton, manyButton, stopButton, progressBar), message);
+  const memory = facts.parts && make("p", { class: "reading-says" }, t("Texts are read with their parts, for Why?: about {0} for 1,000 tokens, at most {1} in all.", formatBytes(1000 * facts.parts.per_token), formatBytes(facts.parts.most)));
+  element.replaceChildren(textArea, make("div", { class: "reading-buttons" }, readButton, nextButton, manyButton, stopButton, progressBar), message, ...(memory ? [memory] : []));
 
   // Loading takes long: it begins when the user begins.
   textArea.addEventListener("focus", () => postRead({ load: true }), { once: true });
@@ -105,7 +106,7 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
     if (doing) {
       message.textContent = { loading: t("loading {0} …", facts.model), measuring: t("measuring the heads of {0}, once …", facts.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
       timer = setTimeout(pollStatus, POLL_INTERVAL);
-    } else showMessage(error ? `${error}.` : t("{0} tokens read.", formatInteger(status.tokens)));
+    } else showMessage([error ? `${error}.` : t("{0} tokens read.", formatInteger(status.tokens)), ...(error ? [] : describeParts(status))].join(t(" ")));
     return undefined;
   }
   setBusy(false);
@@ -117,4 +118,14 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
       element.replaceChildren();
     },
   };
+}
+
+/**
+ * What parts of the text take, or why it has none; nothing where texts are read without.
+ *
+ * @param {Pick<ReadingStatus, "parts">} status
+ */
+function describeParts({ parts }) {
+  if (parts?.reason) return [t("No Why? on this text: {0}.", t(...parts.reason))];
+  return parts?.bytes ? [t("Its parts take {0}.", formatBytes(parts.bytes))] : [];
 }

@@ -2,7 +2,9 @@
 // why the whole map is what it is: a table of what pairs of parts add.
 
 import { createDialog, make } from "./elements.js";
-import { formatInteger, formatNumber, getHeadName } from "../data/numbers.js";
+import { holdsHead } from "../data/held.js";
+import { formatInteger, formatNumber, getHeadMark, getHeadName } from "../data/numbers.js";
+import { holdsReason, listReasons } from "../data/reasons.js";
 import { showWhitespace } from "../data/tokens.js";
 import { t } from "../words/words.js";
 
@@ -59,13 +61,15 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
     const shown = info.entries[entry];
     dialog.open();
     if (head === "mean") return showMessage(t("The mean of heads has no logits: choose one head."));
-    if (info.held) return showMessage(t("This file has no parts of logits. attlas view opens the recording."));
-    if (!shown.parts) return showMessage(t("This recording has no parts: attlas record --parts, or record(model, parts=True), keeps them."));
+    // Of a text that was typed the server says why it has none.
+    if (!shown.parts && !info.reading?.number) return showMessage(t("This recording has no parts: attlas record --parts, or record(model, parts=True), keeps them."));
+    const isOfMap = pin === null || isWhole;
+    if (!holdsReason(info, { entry, head }, isOfMap ? null : pin)) return fillMissing(state, isOfMap);
     showMessage(t("computing …"));
     const controller = new AbortController();
     pending = controller;
     try {
-      if (pin === null || isWhole) {
+      if (isOfMap) {
         const { json: map } = await transport.get("why_map", { entry, head, batch }, { signal: controller.signal });
         if (controller.signal.aborted) return undefined;
         fillWhole(state, map);
@@ -143,7 +147,7 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
     );
     const place = writer?.place;
     const row = writer?.row ?? null;
-    const follow = place && row !== null ? make("button", { type: "button", class: "toggle" }, t("Open {0} where it read this →", describePart(state, writer))) : null;
+    const follow = place && row !== null && holdsHead(info, place.entry, place.head) ? make("button", { type: "button", class: "toggle" }, t("Open {0} where it read this →", describePart(state, writer))) : null;
     follow?.addEventListener("click", () => {
       const other = info.entries[/** @type {HeadPlace} */ (place).entry];
       const cell = { i: /** @type {number} */ (row) - other.first_query, j: (writer?.sources[0].at ?? 0) - other.first_key };
@@ -155,18 +159,60 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
       figure,
       make("h3", {}, why.relative ? t("What each part of the key adds to the logit, above the mean of its row") : t("What each part of the key adds to the logit")),
       chart,
-      make("p", { class: "reasons-follow" }, ...(follow ? [follow] : []), createSwitch(t("The whole map"), true)),
+      make("p", { class: "reasons-follow" }, ...(follow ? [follow] : []), ...createSwitches(state, true)),
       evidence,
       make("p", { class: "reasons-note" }, t("This explains a logit, exactly: the parts sum to it. It does not explain the weight alone, which is a softmax over all keys, and not what the model answers. The number without a part is a prediction: a model computes its norms again, and gives back a share of the logit.")),
+      ...createHeld(state),
     );
     redraw = () => drawText(figure, found);
     redraw();
   }
 
-  function createSwitch(/** @type {string} */ words, /** @type {boolean} */ whole) {
-    const button = make("button", { type: "button", class: "toggle" }, words);
+  /**
+   * The button that shows the whole map, or the pinned cell again; none where the page cannot explain that.
+   *
+   * @param {State} state
+   * @param {boolean} whole
+   */
+  function createSwitches({ info, entry, head, pin }, whole) {
+    if (pin === null || !holdsReason(info, { entry, head }, whole ? null : pin)) return [];
+    const button = make("button", { type: "button", class: "toggle" }, whole ? t("The whole map") : t("The pinned cell"));
     button.addEventListener("click", () => showWhole(whole));
-    return button;
+    return [button];
+  }
+
+  /**
+   * Of an offline page, which cells it explains, each with a button; nothing where a server explains every cell.
+   *
+   * @param {State} state
+   */
+  function createHeld({ info, entry, head }) {
+    if (!info.held) return [];
+    const cells = listReasons(info, { entry, head });
+    const known = cells.length ? t("This page explains the cells below. The viewer explains every cell: attlas view, with the recording.") : t("This page explains no cell. The viewer explains every cell: attlas view, with the recording.");
+    const buttons = cells.map((cell) => {
+      const { first_query: firstQuery, first_key: firstKey } = info.entries[cell.entry];
+      const button = make("button", { type: "button", class: "toggle" }, t("{0}: {1}, {2}", getHeadMark(info, cell.entry, cell.head), formatInteger(firstQuery + cell.i), formatInteger(firstKey + cell.j)));
+      button.addEventListener("click", () => {
+        store.set({ entry: cell.entry, head: cell.head, pin: { i: cell.i, j: cell.j }, span: null, second: null, compare: "none" });
+        map.centre(cell.i, cell.j);
+        showWhole(false);
+      });
+      return button;
+    });
+    return [make("p", { class: "reasons-note" }, known), make("p", { class: "reasons-follow reasons-held" }, ...buttons)];
+  }
+
+  /**
+   * @param {State} state
+   * @param {boolean} isOfMap
+   */
+  function fillMissing(state, isOfMap) {
+    dialog.body.replaceChildren(
+      make("p", { class: "reasons-lead", role: "status" }, isOfMap ? t("This page does not explain the whole map of this head.") : t("This page does not explain this cell.")),
+      make("p", { class: "reasons-follow" }, ...createSwitches(state, !isOfMap)),
+      ...createHeld(state),
+    );
   }
 
   /**
@@ -182,9 +228,10 @@ export function mountWhy(element, { store, transport, texts, uid, root, map }) {
       make("p", { class: "reasons-lead" }, sentences.join(t(" "))),
       make("h3", {}, t("What each part of the queries (rows) and of the keys (columns) adds together")),
       createTable(state, map),
-      ...(state.pin === null ? [make("p", { class: "reasons-follow" }, t("Click a cell of the map to see why its weight is where it is."))] : [make("p", { class: "reasons-follow" }, createSwitch(t("The pinned cell"), false))]),
+      ...(state.pin !== null ? [make("p", { class: "reasons-follow" }, ...createSwitches(state, false))] : state.info.held ? [] : [make("p", { class: "reasons-follow" }, t("Click a cell of the map to see why its weight is where it is."))]),
       ...map.notes.map((note) => make("p", { class: "reasons-note" }, `${t(note)}.`)),
       make("p", { class: "reasons-note" }, t("Each number is weighted by the attention weights, less the same with equal weights: what is the same for all keys adds 0. All numbers sum to the total. This explains logits, not what the model answers.")),
+      ...createHeld(state),
     );
   }
 
