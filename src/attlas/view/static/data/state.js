@@ -143,7 +143,7 @@ const FIELDS = {
   aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };
 const FIELD_LIST = /** @type {[keyof View, [param: string, codec: Codec<unknown>]][]} */ (Object.entries(FIELDS));
-const FIELD_NAMES = FIELD_LIST.map(([field]) => field);
+export const FIELD_NAMES = FIELD_LIST.map(([field]) => field);
 
 /**
  * The state as the text after `#`: fields at their defaults are left out.
