@@ -1,9 +1,9 @@
-"""Photograph the viewer and the report as they are now; ``make docs`` does it after the figures.
+"""Photograph the viewer, the report and the page of a corpus as they are now; ``make docs`` does it after the figures.
 
-The page is opened in Chromium, on the recording of the demo, in both themes and languages. A picture is written only where
-it looks different from the one that is there, so that another machine's fonts or versions leave it alone as far as they can.
-Without Chromium, without Playwright (``make browser`` installs both) or without a Chinese font, the pictures that are there
-stay, and a line says so.
+The pages are opened in Chromium, on the recording and the corpus of the demo, in both themes and languages. A picture is
+written only where it looks different from the one that is there, so that another machine's fonts or versions leave it alone
+as far as they can. Without Chromium, without Playwright (``make browser`` installs both) or without a Chinese font, the
+pictures that are there stay, and a line says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ SIZE = {"width": 1280, "height": 800}
 COLOURS = 256  # of a picture that is stored: no pixel is farther than 10 of 255 from what it was
 DIFFERENT = 48  # of 255: a pixel that has changed
 CHANGED = 0.004  # share of the pixels from which on a picture has changed
-READY = ".attlas-ready .overlay[aria-busy=false]"
 PAIR = "e=2&h=4&pin=147.133"  # where the head shows what it does: the dash of [-p, and n, which followed [-
 LANGUAGES = {"": "en-US", "-zh": "zh-CN"}
 # Whether everything that the pictures show has arrived: the row, the cell, the pair in all heads, the visible thumbnails.
@@ -40,6 +39,13 @@ DONE = """() => {
     && !document.querySelector(".loading")
     && [...document.querySelectorAll(".thumb:not(.drawn)")].every((thumb) => !isVisible(thumb));
 }"""
+# The same of the windows "Why?" and "What if": what they show has arrived.
+WHY = f"() => ({DONE})() && document.querySelectorAll('.reasons-bars dt').length"
+TRIAL = f"() => ({DONE})() && document.querySelector('.trial-results:not([hidden]):not(.loading)')"
+# Whether the page of a corpus shows its points, or that of a head its plots and the texts in view.
+CORPUS = """() => document.querySelector(".attlas-ready .scatter-plot circle, .attlas-ready .head-plots svg")
+  && !document.querySelector(".loading")
+  && [...document.querySelectorAll(".sample-wait")].every((wait) => wait.getBoundingClientRect().top > innerHeight)"""
 # Whether the browser has a font for Chinese: without one, every character is the same box.
 HAS_CHINESE = """() => {
   const draw = (text) => {
@@ -55,12 +61,17 @@ HAS_CHINESE = """() => {
 
 @dataclass(frozen=True)
 class Shot:
-    """A picture: its name without theme and language, which page it shows (live or report), where, and in which themes."""
+    """A picture: its name without theme and language, which page it shows, and where.
+
+    `page` is a name of `pages`; `done` tells whether all has arrived, and `scroll` what then stands at the top.
+    """
 
     name: str
     page: str
     at: str
     themes: tuple[str, ...] = ("light", "dark")
+    done: str = DONE
+    scroll: str = ""
 
     def files(self) -> Iterator[tuple[str, str, str]]:
         """Yield the name of each file, its theme and its language."""
@@ -75,6 +86,11 @@ SHOTS = (
     Shot("report", "report", f"{PAIR}&r=146.5&c=139.5&z=4.857981&a=text"),
     Shot("compare", "live", "e=2&h=4&s=3.3&m=triangle&r=160.5&c=150.5&z=2&p=max", ("light",)),
     Shot("hybrid", "hybrid", "e=1&h=1&pin=18.6&f=linear", ("light",)),
+    Shot("why", "model", f"{PAIR}&r=140.5&c=131.5&z=4.3923174&p=max&panel=why", ("light",), WHY),
+    Shot("what-if", "model", f"{PAIR}&r=140.5&c=131.5&z=4.3923174&p=max&off=2.4&panel=trial", ("light",), TRIAL),
+    Shot("corpus", "corpus", "x=effective_keys&y=qk_distance&xl=1&yl=1&c=kind&s=induction", done=CORPUS),
+    Shot("corpus-head", "corpus", "h=2.4&m=induction_text", ("light",), CORPUS, scroll=".head-numbers"),
+    Shot("corpus-texts", "corpus", "h=2.4&m=induction_text", ("light",), CORPUS, scroll=".head-texts"),
 )
 
 
@@ -100,7 +116,7 @@ def main() -> None:
         for shot in SHOTS:
             for name, theme, language in shot.files():
                 if language in languages:
-                    picture = photograph(browser, f"{addresses[shot.page]}#{shot.at}", theme, language)
+                    picture = photograph(browser, f"{addresses[shot.page]}#{shot.at}", shot, theme, language)
                     store(picture, IMAGES / name)
     print(f"screenshots  {time.perf_counter() - start:.1f} s", flush=True)
 
@@ -112,7 +128,11 @@ def keep(why: str, what: str = "screenshots") -> None:
 
 @contextlib.contextmanager
 def pages() -> Iterator[dict[str, str]]:
-    """Record the text of the demo, and yield the addresses of the viewer on it and of its report."""
+    """Record the text and the corpus of the demo, and yield the addresses of the pages that show them.
+
+    "live" is the viewer, "report" the page as a file, "model" the viewer with the model and what logits are made of,
+    "corpus" the page of the corpus, "hybrid" the viewer on a small hybrid.
+    """
     import attlas
     from attlas.cli import main as attlas_command
     from attlas.cli.files import title_of
@@ -129,9 +149,51 @@ def pages() -> Iterator[dict[str, str]]:
         run("report", str(folder / "run.atlas"), "-o", str(folder / "report.html"))
         atlas = attlas.load(folder / "run.atlas")
         service = Service(atlas, title=title_of(atlas, folder / "run.atlas"), folder=folder / "run.atlas")
-        with contextlib.closing(service), Server(service, port=0) as server:
-            with hybrid() as address:
-                yield {"live": server.url, "report": (folder / "report.html").as_uri(), "hybrid": address}
+        with contextlib.closing(service), Server(service, port=0) as server, hybrid() as mixed:
+            run("record", "--tokens", "512", "--parts", "-o", str(folder / "parts.atlas"))
+            with model_page(folder / "parts.atlas") as model, corpus_page(folder / "stdlib.corpus") as corpus:
+                addresses = {"live": server.url, "report": (folder / "report.html").as_uri()}
+                yield addresses | {"model": model, "corpus": corpus, "hybrid": mixed}
+
+
+@contextlib.contextmanager
+def model_page(folder: Path) -> Iterator[str]:
+    """Yield the address of the viewer on a recording of the shipped model, which reads texts there."""
+    import attlas
+    from attlas import models
+    from attlas.cli.files import title_of
+    from attlas.cli.loading import load
+    from attlas.view import Server, Service
+    from attlas.view.reading import ReadingService
+
+    def loader() -> tuple[Any, Any]:
+        loaded = load(models.path())
+        return loaded.model, loaded.tokenizer
+
+    atlas = attlas.load(folder)
+    shown = Service(atlas, title=title_of(atlas, folder))
+    with contextlib.closing(ReadingService(shown, loader, name="python-gpt2")) as service:
+        with Server(service, port=0) as server:
+            yield server.url
+
+
+@contextlib.contextmanager
+def corpus_page(folder: Path) -> Iterator[str]:
+    """Yield the address of the page of the demo's corpus, which is made where `folder` does not have it."""
+    import attlas
+    from attlas import models
+    from attlas.cli.corpus import write_demo
+    from attlas.cli.files import is_corpus
+    from attlas.cli.loading import load
+    from attlas.cli.terminal import Terminal
+    from attlas.view import CorpusService, Server
+
+    loaded = load(models.path())
+    if not is_corpus(folder):
+        write_demo(loaded, folder, Terminal(io.StringIO(), io.StringIO()))
+    service = CorpusService([attlas.load(folder)], titles=[folder.name], loaders=[lambda: loaded.model])
+    with contextlib.closing(service), Server(service, port=0) as server:
+        yield server.url
 
 
 @contextlib.contextmanager
@@ -146,16 +208,17 @@ def hybrid() -> Iterator[str]:
         yield server.url
 
 
-def photograph(browser: Any, address: str, theme: str, language: str) -> Image.Image:
+def photograph(browser: Any, address: str, shot: Shot, theme: str, language: str) -> Image.Image:
     """Open a page, wait until it is complete, and return what the window shows."""
     context = browser.new_context(viewport=SIZE, color_scheme=theme, locale=language, reduced_motion="reduce")
     with contextlib.closing(context):
         page = context.new_page()
         page.set_default_timeout(120_000)
         page.goto(address)
-        page.wait_for_selector(READY)
         for _ in range(2):  # what arrives may ask for more
-            page.wait_for_function(DONE)
+            page.wait_for_function(shot.done)
+            if shot.scroll:
+                page.locator(shot.scroll).first.evaluate("(part) => part.scrollIntoView({ block: 'start' })")
             page.wait_for_timeout(500)
         return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 

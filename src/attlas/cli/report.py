@@ -10,9 +10,6 @@ from attlas.cli.files import title_of
 from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.heads.classification import measure_entry
-from attlas.heads.telling import telling_query
-from attlas.recording.atlas import Atlas
 
 _HEAD_PATTERN = re.compile(r"(\d+)[.·](\d+)")
 
@@ -24,7 +21,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 
 def write(arguments: Namespace, terminal: Terminal) -> None:
-    """Read the folder, and write the page, with a query in colour from which its first head shows what it does.
+    """Read the folder, and write the page, which opens with its tour, or at the first of the heads that are asked for.
 
     Raises
     ------
@@ -43,17 +40,7 @@ def write(arguments: Namespace, terminal: Terminal) -> None:
     )
     atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
-        heads = heads or _most_telling(atlas)
-        query = telling_query(atlas, *heads[0]) if heads else None
-        title = title_of(atlas, arguments.atlas)
-        export(atlas, arguments.out, heads=heads or None, title=title, query=query, progress=tell)
-
-
-def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
-    """Return layer and head of the most telling head; none where the kinds of heads are not recorded."""
-    measured = [head for layer in atlas.layers() for head in measure_entry(atlas, atlas.entry(layer))]
-    best = max(measured, key=lambda head: head.prominence, default=None)
-    return [] if best is None else [(best.layer, best.head)]
+        export(atlas, arguments.out, heads=heads, title=title_of(atlas, arguments.atlas), progress=tell)
 
 
 def _layer_and_head(text: str, option: str) -> tuple[int, int]:

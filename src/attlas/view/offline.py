@@ -12,6 +12,7 @@ from typing import Any
 
 from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.files import save_text
+from attlas.heads.telling import telling_query
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
 from attlas.view import bundle
@@ -40,8 +41,8 @@ def export(
     path : str or Path
         The file; one that is there is replaced.
     heads : sequence of (int, int), optional
-        Layer and head of those that are shown in detail, the one that the page opens at first. The default is the
-        most telling head.
+        Layer and head of those that are shown in detail, the one that the page opens at first. By default the page
+        opens with its tour, at the head of the first step; where it has no tour, at the most telling head.
     tokens : sequence of str, or of such, optional
         Text of each token of sequence 0, or a list for each sequence; an atlas knows them. A pair, of queries and
         keys, for a matrix of two texts.
@@ -49,7 +50,8 @@ def export(
         What the page is called.
     query : int, optional
         The token whose row is coloured when the page opens. The cells about it and its strongest key are in the file.
-        The default is the last one where the head sees a picture, on which its weights are drawn.
+        The default is one from which the head shows what it does, and the last one where the head sees a picture,
+        on which its weights are drawn. With a query, the page does not open with its tour.
     progress : callable, optional
         Is told the share that is done.
 
@@ -72,9 +74,10 @@ def export(
     -----
     Of the heads in detail the file holds pictures down to single cells, as far as 3 MB before compression reach, and
     all weights of small matrices; of the others an overview, and the largest weights of each query, the most telling
-    heads first. About `query` with its strongest key, and about each bookmark, 64 × 64 cells are exact.
-    Of a recording with parts it also holds why `query` and its strongest key, and the cells that bookmarks pin, are
-    where they are, and whole maps, in up to about 1 MiB.
+    heads first. About `query` with its strongest key, each step of the tour and each bookmark, 64 × 64 cells are
+    exact. The tour goes through up to three heads, each at a place of the text where it shows what it does.
+    Of a recording with parts it also holds why `query` and its strongest key, and the cells that steps and bookmarks
+    pin, are where they are, and whole maps, in up to about 1 MiB.
     Cost: one pass over each head whose overview was not recorded, and one for each whole map.
 
     Examples
@@ -84,10 +87,15 @@ def export(
     """
     with contextlib.closing(Service(shown, tokens=tokens, title=title)) as service:
         order = service.order()
-        chosen = order[:1] if heads is None else [_place_of_head(service, layer, head) for layer, head in heads]
-        if query is None and chosen:
-            query = _query_of_picture(service, chosen[0])
+        step = _first_step(service) if heads is None and query is None else None
+        if heads is not None:
+            chosen = [_place_of_head(service, layer, head) for layer, head in heads]
+        else:
+            chosen = order[:1] if step is None else [(step["entry"], step["head"])]
+        if query is None and step is None and chosen:
+            query = _telling_query(service, chosen[0])
         pin = _query_and_strongest_key(service, chosen[0], query) if chosen and query is not None else None
+        pin = pin if step is None else (step["i"], step["j"])
         pool = _pool(service, chosen)
         data = Packer(service, chosen, order, pool=pool, pin=pin, report=progress or (lambda share: None)).pack()
         title = service.source.title
@@ -95,8 +103,10 @@ def export(
         rule = "a page needs weights, or a recorded picture of them."
         raise RecordingError(rule, "neither", 'attlas record without --statistics, or keep="disk"')
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
-    pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
-    data["state"] = {**first, "batch": 0, "variant": "plain", "pool": pool, **pointed}
+    start: dict[str, Any] = {} if query is None else {"pointed": {"i": query, "j": query}}
+    if step is not None:
+        start = {"story": 0}  # the page goes to the place of the step
+    data["state"] = {**first, "batch": 0, "variant": "plain", "pool": pool, **start}
     return write_page(data, path, title)
 
 
@@ -136,10 +146,18 @@ def _pool(service: Service, chosen: list[tuple[int, int]]) -> str:
     return str(json.loads(answer.body)["pool"]) if answer.status == 200 else "max"
 
 
-def _query_of_picture(service: Service, place: tuple[int, int]) -> int | None:
-    """Return the query that the page begins with where a head sees a picture: the last one; else None."""
+def _first_step(service: Service) -> dict[str, Any] | None:
+    """Return the first step of the tour; None where the page has no tour."""
+    steps = json.loads(service.answer("story", {}).body).get("steps")
+    return steps[0] if steps else None
+
+
+def _telling_query(service: Service, place: tuple[int, int]) -> int | None:
+    """Return the query that the page begins with: the last one where a head sees a picture, else a telling one."""
     shown = service.source.entries[place[0]]
-    return shown.entry.shape[2] - 1 if shown.grids and shown.entry.matrix is not None else None
+    if shown.grids and shown.entry.matrix is not None:
+        return shown.entry.shape[2] - 1
+    return telling_query(shown.atlas, shown.entry.layer, shown.entry.heads[place[1]])
 
 
 def _query_and_strongest_key(service: Service, place: tuple[int, int], query: int) -> tuple[int, int] | None:

@@ -90,6 +90,10 @@ class Packer:
         self._parts: dict[str, Any] = {}
         self._share = (0.0, 1.0)
         self._info = json.loads(self._complete_answer("info").body)
+        answer = self._complete_answer if self.overviews else self.service.answer  # a page may not wait for all heads
+        self._steps = (
+            json.loads(answer("story", {}).body)["steps"] if (self.batch, self.variant) == (0, "plain") else []
+        )
         others = [place for place in self.order if place not in self.heads] if self.overviews else []
         places = [*self.heads, *others]
         # What is left of the bytes of overviews, of the largest weights, and of the bytes of patches.
@@ -111,6 +115,7 @@ class Packer:
             kept = 0 if record["exact"] or every_cell else self._put_largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
             patches = [] if every_cell else self._put_patches(place)
+            self._put_cells_of_steps(place)
             packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept, "patches": patches})
         self._put_thumbnails()
         self._put_reasons(packed_heads, len(places) / steps)
@@ -122,7 +127,8 @@ class Packer:
             "format": 1,
             "info": self._info,
             "packed": packed_heads,
-            "heads": json.loads((self._complete_answer if self.overviews else self.service.answer)("heads", {}).body),
+            "heads": json.loads(answer("heads", {}).body),
+            "story": self._steps,
             "texts": {number: {"tokens": text.shown, "joined": text.joined} for number, text in texts.items()},
             "parts": self._parts,
         }
@@ -181,11 +187,24 @@ class Packer:
         if exact and head is not None:
             self._put_numbers(f"exact:{name}", head.cells(range(m), range(n)).astype("<f4"), 4)
         if self.pin is not None and self.pin[0] < m and self.pin[1] < n:
-            i, j = self.pin
-            self._put_numbers(f"row:{name}:{i}", self._complete_answer("row", **question, i=i).body, 4)
-            self._put_numbers(f"column:{name}:{j}", self._complete_answer("column", **question, j=j).body, 4)
-            self._parts[f"cell:{name}:{i}:{j}"] = json.loads(self._complete_answer("cell", **question, i=i, j=j).body)
+            self._put_cell(place, *self.pin)
         return {"finest": levels[-1], "block": None, "exact": exact}
+
+    def _put_cell(self, place: tuple[int, int], i: int, j: int) -> None:
+        """Put what is known of a cell, and its row and its column exactly."""
+        name, question = f"{place[0]}:{place[1]}", self._parameters_of_head(place)
+        self._put_numbers(f"row:{name}:{i}", self._complete_answer("row", **question, i=i).body, 4)
+        self._put_numbers(f"column:{name}:{j}", self._complete_answer("column", **question, j=j).body, 4)
+        self._parts[f"cell:{name}:{i}:{j}"] = json.loads(self._complete_answer("cell", **question, i=i, j=j).body)
+
+    def _put_cells_of_steps(self, place: tuple[int, int]) -> None:
+        """Put the cells of a head at which the tour stops."""
+        for i, j in self._cells_of_steps(place):
+            self._put_cell(place, i, j)
+
+    def _cells_of_steps(self, place: tuple[int, int]) -> list[tuple[int, int]]:
+        """Return the cells of a head at which the tour stops."""
+        return [(step["i"], step["j"]) for step in self._steps if (step["entry"], step["head"]) == place]
 
     def _put_overview(self, place: tuple[int, int], heads: int, room: int) -> dict[str, Any] | None:
         """Put one picture of a head and two tracks; None where there is no room, or nothing to draw.
@@ -275,7 +294,7 @@ class Packer:
     def _put_patches(self, place: tuple[int, int]) -> list[dict[str, int]]:
         """Put the cells about the pinned one, the middle of the map and bookmarks, NaN where masked; say which."""
         head, (m, n) = self._matrix_of_head(place), self._entry_of_head(place).shape[2:]
-        own = [self.pin, *([self.centre] if place in self.heads else [])]
+        own = [self.pin, *([self.centre] if place in self.heads else []), *self._cells_of_steps(place)]
         cells = [cell for cell in own if cell is not None] + marked_cells(self.service.source.atlas.bookmarks, place)
         found = []
         for rows, columns in dict.fromkeys(patch_about(i, j, m, n) for i, j in cells if i < m and j < n):
@@ -298,7 +317,7 @@ class Packer:
             self._put_numbers(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
 
     def _put_reasons(self, heads: list[dict[str, Any]], done: float) -> None:
-        """Put why the pinned cell and those of bookmarks are where they are, and maps of heads; say so at the heads."""
+        """Put why the pinned cell and those of steps and bookmarks are where they are, and maps of heads; say so at the heads."""
 
         def put(name: str, body: bytes) -> int:
             """Add the bytes of an answer, and return how many the page has for it."""
@@ -308,7 +327,8 @@ class Packer:
         def cells(place: tuple[int, Any]) -> list[tuple[int, int]]:
             """Return the cells of a head."""
             own = [] if self.pin is None or place not in self.heads else [self.pin]
-            return own + pinned_cells(self.service.source.atlas.bookmarks, place, self.batch)
+            steps = self._cells_of_steps(place)
+            return [*own, *steps, *pinned_cells(self.service.source.atlas.bookmarks, place, self.batch)]
 
         packer = ReasonPacker(
             self.service, heads, self.batch, put, lambda share: self.report(done + (1 - done) * share)

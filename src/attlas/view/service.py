@@ -36,6 +36,7 @@ from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
 from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
+from attlas.view.story import story
 from attlas.view.tokens import Text
 from attlas.view.why import why, why_map
 from attlas.view.worker import Worker
@@ -44,7 +45,7 @@ from attlas.view.worker import Worker
 _QUESTION_NAMES = (
     "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
     "pooling", "heads", "focus", "status", "offline", "why",
-    "why_map",
+    "why_map", "story",
 )  # fmt: skip
 _POOL_NAMES = ("mean", "max")
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
@@ -172,6 +173,7 @@ class Service:
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
         self._table = HeadTable(self._source, self._worker, known)
+        self._story: list[dict[str, Any]] | None = None  # once the kinds of all heads are known
 
     @property
     def source(self) -> Source:
@@ -344,6 +346,13 @@ class Service:
         """Answer with the table of heads."""
         table = self._table.answer()
         return json_answer(table, progress=table["progress"])
+
+    def _answer_story(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the steps of the tour; none before the statistics of all heads are known."""
+        table = self._table.answer()
+        if self._story is None and table["progress"] >= 1:
+            self._story = story(table["rows"], self._source)
+        return json_answer({"steps": self._story or []}, progress=table["progress"])
 
     def _answer_pooling(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer which pooling suits the overview of a head: "max", or "mean" where a picture of maxima is dark."""

@@ -1,6 +1,7 @@
 // Starts the page of `attlas view`.
 
 import { getContext } from "./map/canvas.js";
+import { keepScrolls, listChanges, moveFocus } from "./growing.js";
 import { mount } from "./main.js";
 import { DEFAULTS, readHash, writeHash } from "./data/state.js";
 import { createHttpTransport } from "./data/transport.js";
@@ -25,33 +26,40 @@ function openPage(root, initial) {
 
 /**
  * Builds the page of another text below this one, and replaces this one once the new map is drawn. Of a text that only
- * goes on, the numbers and thumbnails of the heads stay until the new ones are there.
+ * goes on, the numbers and thumbnails of the heads stay until the new ones are there, and the place, the pin, the focus and
+ * what was scrolled stay as the user leaves them meanwhile.
  *
  * @param {State} state
  * @param {boolean} isContinued
  */
 async function reopen(state, isContinued) {
-  const { entry, head, batch, heads, info } = state;
+  const { entry, head, batch, heads, info, row, column, zoom, pin, span } = state;
   // Panes that stand as a page opens them are those that suit the other text.
   const aside = state.aside === (chooseAside(info).aside ?? DEFAULTS.aside) ? DEFAULTS.aside : state.aside;
-  const address = writeHash({ ...state, aside, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
+  const place = isContinued ? { row, column, zoom, pin, span } : { row: null, column: null, zoom: null, pin: null, span: null };
+  const address = writeHash({ ...state, aside, ...place, low: null, high: null });
   // Another text is a step of the browser's Back; Back itself has changed the address already.
   const isOther = readHash(window.location.hash).text !== state.text;
   if (isOther || isContinued) window.history[isOther ? "pushState" : "replaceState"](null, "", `#${address}`);
   const previous = current;
+  const shown = await previous.page.ready.catch(() => null);
+  const before = shown?.store.state ?? state;
   const root = /** @type {HTMLElement} */ (previous.root.cloneNode(false));
   root.classList.remove("attlas-ready");
   previous.root.after(root);
   const { page } = openPage(root, { entry, head, batch, ...(isContinued ? { heads } : {}) });
-  await page.ready.catch(() => {});
+  const next = await page.ready.catch(() => null);
   if (isContinued) keepThumbnails(previous.root, root);
   const deadline = performance.now() + MAX_WAIT;
   while (performance.now() < deadline && !root.querySelector(".overlay[aria-busy=false]")) await new Promise((resolve) => setTimeout(resolve, 30));
-  const focused = /** @type {HTMLElement | null} */ (document.activeElement);
-  const focusedKey = previous.root.contains(focused) ? focused?.dataset.keep : undefined;
+  if (isContinued && shown && next) {
+    next.store.set(listChanges(before, shown));
+    keepScrolls(previous.root, root);
+  }
+  const focus = moveFocus(previous.root, root, isContinued);
   previous.page.destroy();
   previous.root.remove();
-  if (focusedKey) /** @type {HTMLElement | null} */ (root.querySelector(`[data-keep="${focusedKey}"]`))?.focus();
+  focus();
 }
 
 /**

@@ -23,6 +23,7 @@ import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from ".
 import { mountWhy } from "./panels/why.js";
 import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
+import { mountTour } from "./panels/tour.js";
 import { createTexts } from "./data/tokens.js";
 import { mountTrial } from "./panels/trial.js";
 import { rememberFolder } from "./data/comeback.js";
@@ -31,7 +32,7 @@ import { language } from "./words/words.js";
 import { getRange } from "./map/colour.js";
 
 // Fields of a link that say what is looked at.
-const PLACE_FIELDS = ["tour", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
+const PLACE_FIELDS = ["tour", "story", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];
 
 let pageCount = 0;
 
@@ -61,8 +62,13 @@ export function mount(root, transport, options = {}) {
 
   async function start() {
     // The page begins at the place of the link, else at a head chosen by the statistics.
-    const readLink = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
     const hasPlace = (/** @type {Partial<State>} */ fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
+    const readLink = () => {
+      const fields = options.hash ? readHash(window.location.hash) : {};
+      // A link with a place begins no tour; one that was copied has the zoom too, and leaves out a head that is the first.
+      const left = { ...(hasPlace(fields) ? { story: null } : {}), ...("zoom" in fields ? { entry: 0, head: 0 } : {}) };
+      return { ...options.initial, ...left, ...fields };
+    };
     const text = readLink().text ?? 0;
     const [{ json: info }, heads] = await Promise.all([requests.get("info", { text }), hasPlace(readLink()) ? null : fetchHeadsSoon(requests, text)]);
     if (destroyed) return null;
@@ -102,13 +108,13 @@ export function mount(root, transport, options = {}) {
       [mountSays, shell.says],
       [mountWhy, shell.tools],
       [mountLines, shell.lines],
+      [mountBookmarks, shell.bookmarks],
+      [mountTour, shell.tour],
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);
       cleanups.push(() => panel.destroy());
     }
-    const bookmarks = mountBookmarks(shell.tour, { ...context, button: shell.bookmarks });
-    cleanups.push(() => bookmarks.destroy());
     cleanups.push(createKeys(root, context));
     cleanups.push(followTitle(store, options));
     if (!hasPlace(fields) && !(heads && heads.progress >= 1)) cleanups.push(followTellingHead(root, context));

@@ -8,7 +8,7 @@ import { t } from "./words/words.js";
 const HEADS_WAIT = 300; // ms that a page waits at most for the statistics; a long recording takes minutes
 // Fields that are changed by a user who has begun to look around.
 /** @type {(keyof State)[]} */
-const MOVED_FIELDS = ["entry", "head", "batch", "second", "compare", "variant", "pool", "view", "pin", "tour", "panel"];
+const MOVED_FIELDS = ["entry", "head", "batch", "second", "compare", "variant", "pool", "view", "pin", "tour", "story", "panel"];
 
 /**
  * The table of all heads if it comes soon, else null.

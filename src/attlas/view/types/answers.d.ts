@@ -168,6 +168,17 @@ interface HeadTable {
   telling: { entry: number; head: number; pin: Cell | null } | null;
 }
 
+/** A step of the tour: a head, its kind, and a cell that shows what it does, with its weight and both tokens. */
+interface StoryStep {
+  kind: string;
+  entry: number;
+  head: number;
+  i: number;
+  j: number;
+  weight: number;
+  tokens: [query: string, key: string];
+}
+
 /** The numbers of one cell; null where they are not known. */
 interface CellDetails {
   weight: number | null;
@@ -314,6 +325,7 @@ interface BinaryAnswer extends AnswerFacts {
 interface Questions {
   info: JsonAnswer<Info>;
   heads: JsonAnswer<HeadTable>;
+  story: JsonAnswer<{ steps: StoryStep[] }>;
   status: JsonAnswer<{ jobs: Job[]; bytes: number; packing?: number }>;
   focus: JsonAnswer<object>;
   pooling: JsonAnswer<{ pool: Pool }>;
@@ -392,6 +404,7 @@ interface PackedData {
   state: View;
   packed: HeldHead[];
   heads: HeadTable;
+  story: StoryStep[];
   texts: Record<string, { tokens: string[]; joined: JoinedTokens[] }>;
   /** Packed numbers, and the details of cells. */
   parts: Record<string, PackedPart | CellDetails>;

@@ -71,6 +71,7 @@ interface View extends HeadPlace {
   filter: string;
   panel: string;
   tour: number | null;
+  story: number | null;
   aside: Aside;
   off: string;
 }

@@ -352,6 +352,7 @@ export function createPackedTransport(data) {
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
+    story: () => ({ json: { steps: data.story ?? [] } }),
     status: () => ({ json: { jobs: [], bytes: 0 } }),
     focus: () => ({ json: {} }),
     tokens: (params) => ({ json: getTokens(params) }),

@@ -39,6 +39,7 @@ export const DEFAULTS = Object.freeze({
   filter: "",
   panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "why" | "export" | "compare"
   tour: null, // null | the index of the bookmark that a tour shows
+  story: null, // null | the step of the tour that the recording itself has
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
   off: "", // what a text is read again without: heads by entry and head, "2.4,3.1", and tokens, "2.4;12-15"
   // Not in the URL:
@@ -137,11 +138,12 @@ const FIELDS = {
   filter: ["q", textCodec],
   panel: ["panel", textCodec],
   tour: ["tour", integerCodec],
+  story: ["story", integerCodec],
   off: ["off", textCodec],
   aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };
 const FIELD_LIST = /** @type {[keyof View, [param: string, codec: Codec<unknown>]][]} */ (Object.entries(FIELDS));
-const FIELD_NAMES = FIELD_LIST.map(([field]) => field);
+export const FIELD_NAMES = FIELD_LIST.map(([field]) => field);
 
 /**
  * The state as the text after `#`: fields at their defaults are left out.
@@ -159,12 +161,12 @@ export function writeHash(state) {
 }
 
 /**
- * What is looked at, as the hash of a link or a bookmark: without open dialogs, a tour, and the settings of the page.
+ * What is looked at, as the hash of a link or a bookmark: without open dialogs, tours, and the settings of the page.
  *
  * @param {View} state
  */
 export function writeView(state) {
-  return writeHash({ ...state, text: state.text || null, panel: "", tour: null, theme: "auto", language: null, aside: "both" });
+  return writeHash({ ...state, text: state.text || null, panel: "", tour: null, story: null, theme: "auto", language: null, aside: "both" });
 }
 
 /**

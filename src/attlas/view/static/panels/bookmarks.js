@@ -1,24 +1,25 @@
-// Bookmarks: named views stored with the recording, a dialog to edit them, and a tour through them.
+// Bookmarks: named views stored with the recording, a dialog to edit them, and the start of a tour through them.
 
 import { createDialog, make } from "./elements.js";
-import { readView, writeView } from "../data/state.js";
+import { writeView } from "../data/state.js";
+import { goToBookmark } from "./tour.js";
 import { t } from "../words/words.js";
 
 /**
- * Mount the button and the list, and in `element` the line of a tour.
+ * Mount the button in `element`, and the list.
  *
  * @param {HTMLElement} element
- * @param {PageContext & { button: HTMLElement }} context
+ * @param {PageContext} context
  * @returns {Panel}
  */
-export function mountBookmarks(element, { store, transport, announce, uid, root, button }) {
+export function mountBookmarks(element, { store, transport, uid, root }) {
   let list = store.state.info.bookmarks ?? []; // as it is shown
   let saved = list; // as the server stores it
   let pending = Promise.resolve();
   const canSave = Boolean(transport.send);
   const openButton = make("button", { type: "button", class: "icon", hidden: !canSave && !list.length, title: t("Bookmarks: named views of this recording, and a tour through them"), "aria-label": t("Bookmarks") }, "☆");
   openButton.addEventListener("click", () => store.set({ panel: "bookmarks" }));
-  button.append(openButton);
+  element.append(openButton);
   const dialog = createDialog(root, t("Bookmarks"), uid, () => {
     if (store.state.panel === "bookmarks") store.set({ panel: "" });
   });
@@ -27,7 +28,7 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   const message = make("p", { class: "export-line", role: "status" });
   const add = make("button", { type: "button", class: "toggle", hidden: !canSave }, t("Bookmark this view"));
   const startButton = make("button", { type: "button", class: "toggle" }, t("Start the tour"));
-  startButton.addEventListener("click", () => goTo(0));
+  startButton.addEventListener("click", () => goToBookmark(store, 0));
   add.addEventListener("click", () => {
     const { info, entry, head } = store.state;
     const layer = info.entries[entry];
@@ -88,7 +89,7 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
       next.splice(index + by, 0, ...next.splice(index, 1));
       return next;
     };
-    const buttons = [createButton("→", t("Go there"), () => goTo(index, false))];
+    const buttons = [createButton("→", t("Go there"), () => goToBookmark(store, index, false))];
     if (canSave) {
       buttons.push(createButton("↑", t("Earlier"), () => save(withMove(-1)), index === 0));
       buttons.push(createButton("↓", t("Later"), () => save(withMove(1)), index === list.length - 1));
@@ -98,38 +99,6 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
     return make("li", {}, make("div", { class: "bookmark-fields" }, ...fields), make("div", { class: "bookmark-buttons" }, ...buttons));
   }
 
-  // The line of a tour.
-  const count = make("span", { class: "tour-count" });
-  const name = make("b");
-  const sentence = make("span");
-  const createStepButton = (/** @type {string} */ text, /** @type {string} */ label, /** @type {number} */ by) => {
-    const button = make("button", { type: "button", class: "icon", title: label, "aria-label": label }, text);
-    button.addEventListener("click", () => goTo((store.state.tour ?? 0) + by));
-    return button;
-  };
-  const [back, next] = [createStepButton("‹", t("Previous step  p"), -1), createStepButton("›", t("Next step  n"), 1)];
-  const endButton = make("button", { type: "button", class: "icon", title: t("End the tour  Esc"), "aria-label": t("End the tour") }, "×");
-  endButton.addEventListener("click", () => store.set({ tour: null }));
-  element.append(count, make("p", { class: "tour-says" }, name, " ", sentence), back, next, endButton);
-  /**
-   * @param {number} index
-   * @param {boolean} [touring]
-   */
-  function goTo(index, touring = true) {
-    if (!list[index]) return;
-    store.set({ ...readView(list[index].at), panel: "", tour: touring ? index : null });
-  }
-  /** @param {Pick<State, "tour">} options */
-  function show({ tour }) {
-    const bookmark = tour === null ? null : list[tour];
-    element.hidden = !bookmark;
-    if (!bookmark || tour === null) return;
-    count.textContent = `${tour + 1} / ${list.length}`;
-    name.textContent = bookmark.name;
-    sentence.textContent = bookmark.says ?? "";
-    [back.disabled, next.disabled] = [tour === 0, tour === list.length - 1];
-    announce(t("Step {0} of {1}: {2}. {3}", tour + 1, list.length, bookmark.name, bookmark.says ?? ""));
-  }
   const subscriptions = [
     store.on(["panel"], () => {
       if (store.state.panel !== "bookmarks") return dialog.close();
@@ -137,21 +106,14 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
       showRows();
       return dialog.open();
     }),
-    store.on(["tour", "info"], show),
-    store.on(["step"], ({ tour, step: by }) => {
-      if (by && tour !== null) goTo(tour + by);
-      if (by) store.set({ step: 0 });
-    }),
   ];
   showRows();
-  show(store.state);
   if (store.state.panel === "bookmarks") dialog.open();
   return {
     destroy() {
       for (const unsubscribe of subscriptions) unsubscribe();
       dialog.destroy();
       openButton.remove();
-      element.replaceChildren();
     },
   };
 }

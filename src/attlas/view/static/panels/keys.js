@@ -37,9 +37,9 @@ export function createKeys(root, { store, map, announce }) {
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, aside, view, hover, pin, pointed, tour } = store.state;
+    const { panel, aside, view, hover, pin, pointed, tour, story } = store.state;
     if (panel) store.set({ panel: "" });
-    else if (tour !== null) store.set({ tour: null });
+    else if (tour !== null || story !== null) store.set({ tour: null, story: null });
     else if (view === "lines") store.set({ view: "map" });
     else if (aside === "grid") store.set({ aside: "both" });
     else if (map.crosshair()) map.crosshair(null);

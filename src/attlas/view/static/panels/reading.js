@@ -6,9 +6,12 @@ import { t } from "../words/words.js";
 
 const POLL_INTERVAL = 200; // ms between two requests for the progress of the model
 const MANY_TOKENS = 10; // tokens that the second button writes
+const LEAST_GROWTH = 400; // ms for which a page stands at least while tokens are written,
+const SHARE_OF_GROWTH = 2; // and how many times as long as the next one took to be built
 
 /** @type {string | null} */
 let draft = null; // typed text that was not read yet; kept when the page is built again
+let asked = 0; // when the page that is built was asked for, by performance.now(); 0 once it stands
 
 /**
  * Mount the box above the text, where there is a model. `reopen` builds the page again once another text was read.
@@ -17,7 +20,7 @@ let draft = null; // typed text that was not read yet; kept when the page is bui
  * @param {PageContext} context
  * @returns {Panel}
  */
-export function mountReading(element, { store, transport, announce, uid, reopen }) {
+export function mountReading(element, { store, transport, map, announce, uid, root, reopen }) {
   const { info } = store.state;
   const { reading } = info;
   element.hidden = !reading || !reopen;
@@ -27,6 +30,8 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   let destroyed = false;
   let isAsked = false; // whether this page waits for a text of its own
   let isContinued = false; // whether that is the shown text with more tokens
+  let isPressed = false; // whether something is being dragged
+  let mayGrowFrom = 0; // when a page with more tokens may take the place of this one; 0 until this one stands
   const lastBefore = facts.last;
   const textArea = make("textarea", { rows: 3, maxLength: facts.characters, spellcheck: false, value: draft ?? facts.text, placeholder: t("Type a text: {0} reads it.", facts.model), "aria-label": t("Your text"), "data-keep": "text" });
   const createButton = (/** @type {string} */ text, /** @type {string} */ title, /** @type {() => void} */ onClick, /** @type {string} */ keep) => {
@@ -37,12 +42,13 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   const readButton = createButton(t("Read"), t("Let {0} read this text  Ctrl+Enter", facts.model), () => requestReading(0), "read");
   const nextButton = createButton(t("+ 1 token"), t("Add the likeliest next token"), () => requestReading(1), "next");
   const manyButton = createButton(t("+ {0} tokens", MANY_TOKENS), t("Add the likeliest next token, {0} times", MANY_TOKENS), () => requestReading(MANY_TOKENS), "many");
+  const onButton = createButton(t("Write on"), t("Add the likeliest next token, again and again, until you stop it"), () => requestReading(facts.more), "on");
   const stopButton = createButton(t("Stop"), t("Stop the model"), () => postRead({ stop: true }), "stop");
   const message = make("p", { class: "reading-says", id: uid("reading"), role: "status" });
   const progressBar = make("progress", { max: 1, hidden: true, "aria-label": t("Progress of the model") });
   textArea.setAttribute("aria-describedby", message.id);
   const memory = facts.parts && make("p", { class: "reading-says" }, t("Texts are read with their parts, for Why?: about {0} for 1,000 tokens, at most {1} in all.", formatBytes(1000 * facts.parts.per_token), formatBytes(facts.parts.most)));
-  element.replaceChildren(textArea, make("div", { class: "reading-buttons" }, readButton, nextButton, manyButton, stopButton, progressBar), message, ...(memory ? [memory] : []));
+  element.replaceChildren(textArea, make("div", { class: "reading-buttons" }, readButton, nextButton, manyButton, onButton, stopButton, progressBar), message, ...(memory ? [memory] : []));
 
   // Loading takes long: it begins when the user begins.
   textArea.addEventListener("focus", () => postRead({ load: true }), { once: true });
@@ -60,7 +66,7 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
   };
   const setBusy = (/** @type {boolean} */ on) => {
     // Not disabled, so that the focus stays where it is.
-    for (const each of [readButton, nextButton, manyButton]) each.setAttribute("aria-disabled", String(on));
+    for (const each of [readButton, nextButton, manyButton, onButton]) each.setAttribute("aria-disabled", String(on));
     stopButton.hidden = progressBar.hidden = !on;
   };
   /** @param {{ text: string | null, more: number, of: number } | { load: true } | { stop: true }} content */
@@ -94,27 +100,46 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
       return showMessage(`${error.message}.`);
     }
     if (destroyed) return undefined;
-    const hasGrown = status.key !== info.key;
-    if (hasGrown || (isAsked && status.last !== lastBefore)) {
-      destroyed = true;
-      return rebuild({ ...store.state, text: hasGrown ? facts.number : status.last }, hasGrown || isContinued);
-    }
     const { doing, done, total, error } = status;
+    const hasGrown = status.key !== info.key;
+    const isOther = isAsked && status.last !== lastBefore;
+    if ((hasGrown && mayGrow(Boolean(doing))) || isOther) {
+      destroyed = true;
+      asked = performance.now();
+      const whole = map.fitted() ? { row: null, column: null, zoom: null } : {};
+      return rebuild({ ...store.state, ...whole, text: hasGrown ? facts.number : status.last }, hasGrown || isContinued);
+    }
     setBusy(Boolean(doing));
     if (total) progressBar.value = done / total;
     else progressBar.removeAttribute("value");
-    if (doing) {
-      message.textContent = { loading: t("loading {0} …", facts.model), measuring: t("measuring the heads of {0}, once …", facts.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
+    if (doing || hasGrown) {
+      if (doing) message.textContent = { loading: t("loading {0} …", facts.model), measuring: t("measuring the heads of {0}, once …", facts.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
       timer = setTimeout(pollStatus, POLL_INTERVAL);
     } else showMessage([error ? `${error}.` : t("{0} tokens read.", formatInteger(status.tokens)), ...(error ? [] : describeParts(status))].join(t(" ")));
     return undefined;
   }
+  // Whether the user drags something, types into a field, or has opened a window: a new page would take that away.
+  const isAtWork = () => isPressed || Boolean(root.querySelector("dialog[open]")) || Boolean(root.contains(document.activeElement) && document.activeElement?.matches("input:not([data-keep], [type=range], [type=checkbox])"));
+  // While tokens are written, the page stands long enough to be used, and nothing is taken from the user's hand.
+  const mayGrow = (/** @type {boolean} */ isWriting) => {
+    if (root.previousElementSibling?.matches(".attlas")) return false; // the page before still stands
+    const now = performance.now();
+    if (!mayGrowFrom) mayGrowFrom = now + Math.max(LEAST_GROWTH, SHARE_OF_GROWTH * (asked ? now - asked : 0));
+    asked = 0;
+    return !isAtWork() && (!isWriting || now >= mayGrowFrom);
+  };
+  const press = () => (isPressed = true);
+  const release = () => (isPressed = false);
+  root.addEventListener("pointerdown", press, true);
+  for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, release, true);
   setBusy(false);
   if (facts.text) pollStatus(); // a text of several steps may still be written
   return {
     destroy() {
       destroyed = true;
       clearTimeout(timer);
+      root.removeEventListener("pointerdown", press, true);
+      for (const end of ["pointerup", "pointercancel"]) window.removeEventListener(end, release, true);
       element.replaceChildren();
     },
   };
