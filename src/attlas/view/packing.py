@@ -317,7 +317,7 @@ class Packer:
             self._put_numbers(f"thumbnail:{place[0]}:{place[1]}", answer.body, 2)
 
     def _put_reasons(self, heads: list[dict[str, Any]], done: float) -> None:
-        """Put why the pinned cell and those of steps and bookmarks are where they are, and maps of heads; say so at the heads."""
+        """Put why pinned cells and those of steps and bookmarks are where they are, and maps; say so at the heads."""
 
         def put(name: str, body: bytes) -> int:
             """Add the bytes of an answer, and return how many the page has for it."""
