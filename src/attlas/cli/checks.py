@@ -37,7 +37,7 @@ def check_positive(arguments: Namespace, *names: str) -> None:
 
 
 def layer_and_head(text: str, option: str, given: str | None = None) -> tuple[int, int]:
-    """Return layer and head of a text such as 2.4; an error quotes `given`, the whole option, where it names several."""
+    """Return layer and head of a text such as 2.4; an error quotes `given`, the whole option, if it names several."""
     match = _HEAD_PATTERN.fullmatch(text.strip())
     if match is None:
         rule, found = f"{option} must name a head as LAYER.HEAD.", text if given is None else given

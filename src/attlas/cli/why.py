@@ -53,7 +53,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     if arguments.out is not None:
         words = keys or [str(place) for place in range(entry.first_key + entry.shape[3])]
         title = f"Head {entry.layer}·{head} at {_quoted(queries, query)} looks at {_quoted(keys, key)}: why?"
-        figure = pictures.why(told, words, query=query, key=key, title=title)
+        figure = pictures.why(told, words, query=query, key=key, title=title, theme=arguments.theme)
         terminal.files([(pictures.save(figure, arguments.out), "the same as a picture")])
 
 
@@ -78,9 +78,8 @@ def _explain_map(atlas: Atlas, entry: Entry, head: int, arguments: Namespace, te
     for text in told["notes"]:
         terminal.prose(f"{text[0].upper()}{text[1:]}.", "dim")
     if arguments.out is not None:
-        figure = pictures.why_map(
-            told, title=f"Head {entry.layer}·{head}: which part of the query meets which of the key"
-        )
+        title = f"Head {entry.layer}·{head}: which part of the query meets which of the key"
+        figure = pictures.why_map(told, title=title, theme=arguments.theme)
         terminal.files([(pictures.save(figure, arguments.out), "the table of pairs")])
 
 
