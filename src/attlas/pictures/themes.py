@@ -77,7 +77,7 @@ def ink_on(ground: tuple[float, ...]) -> str:
 _THEMES = {
     "light": Theme(
         "#ffffff", INK, SOFT, ACCENT, "#fdf3ee", "#18436a", "#d9e6ee", "#b3cddf",
-        ("#782614", "#e8a386", DEPTH[0], DEPTH[2], DEPTH[5]),
+        ("#782614", "#e8a386", DEPTH[0], DEPTH[2], "#18436a"),
     ),
     "dark": Theme(
         "#111b24", "#e6eef0", "#a9b9c2", "#ff8f63", "#33201a", "#8ccbc9", "#1c3040", "#2b5364",
