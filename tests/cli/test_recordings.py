@@ -309,7 +309,8 @@ def test_heads_of_a_report_can_be_chosen(recorded: Path, tmp_path: Path, said: R
     out = tmp_path / "report.html"
     said("report", recorded, "--heads", "1.0, 0·2", "-o", out)
     assert [(each["entry"], each["head"]) for each in data_of(out)["packed"] if each["exact"]] == [(1, 0), (0, 2)]
-    assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in refusal("report", recorded, "--heads", "1-0", "-o", out)
+    wrong = refusal("report", recorded, "--heads", "1.0,1-0", "-o", out)
+    assert "--heads must name a head as LAYER.HEAD.\n  found: --heads 1.0,1-0\n  fix: --heads 2.4" in wrong
     assert "found: layer 1, head 7" in refusal("report", recorded, "--heads", "1.7", "-o", out)
 
 

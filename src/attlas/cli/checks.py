@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import tempfile
 from argparse import Namespace
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from attlas.cli.terminal import UsageError
 from attlas.errors import MissingExtraError
+
+_HEAD_PATTERN = re.compile(r"(\d+)[.·](\d+)", re.ASCII)
 
 
 def need(module: str, purpose: str, install: str, library: str = "") -> None:
@@ -31,6 +34,15 @@ def check_positive(arguments: Namespace, *names: str) -> None:
         value = getattr(arguments, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name} must be more than 0.", f"--{name} {value:g}", f"leave --{name} out")
+
+
+def layer_and_head(text: str, option: str, given: str | None = None) -> tuple[int, int]:
+    """Return layer and head of a text such as 2.4; an error quotes `given`, the whole option, if it names several."""
+    match = _HEAD_PATTERN.fullmatch(text.strip())
+    if match is None:
+        rule, found = f"{option} must name a head as LAYER.HEAD.", text if given is None else given
+        raise UsageError(rule, f"{option} {found}", f"{option} 2.4")
+    return int(match[1]), int(match[2])
 
 
 def check_folder(folder: Path, rule: str, fix: str) -> None:

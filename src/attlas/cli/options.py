@@ -276,6 +276,7 @@ def _options_of_why(command: argparse.ArgumentParser) -> None:
     option("--head", metavar="L.H", required=True, help="layer and head")
     option("--at", metavar="I,J", help="positions of the query and of the key in the text")
     option("-o", "--out", **_FILE_OPTION, help="a picture of it: .png, .svg or .pdf")
+    option("--theme", choices=("light", "dark"), default="light", help="colours of the picture (default: light)")
 
 
 def _options_of_report(command: argparse.ArgumentParser) -> None:

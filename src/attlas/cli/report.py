@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 
-from attlas.cli.checks import check_target
+from attlas.cli.checks import check_target, layer_and_head
 from attlas.cli.files import title_of
 from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
-from attlas.cli.terminal import Terminal, UsageError
-
-_HEAD_PATTERN = re.compile(r"(\d+)[.·](\d+)")
+from attlas.cli.terminal import Terminal
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -33,20 +30,8 @@ def write(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.view import export  # the viewer, which commands that write no page do without
 
     check_target(arguments.out, "-o", (".html", ".htm"))
-    heads = (
-        None
-        if arguments.heads is None
-        else [_layer_and_head(part, arguments.heads) for part in arguments.heads.split(",")]
-    )
+    chosen = arguments.heads
+    heads = None if chosen is None else [layer_and_head(word, "--heads", chosen) for word in chosen.split(",")]
     atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
         export(atlas, arguments.out, heads=heads, title=title_of(atlas, arguments.atlas), progress=tell)
-
-
-def _layer_and_head(text: str, option: str) -> tuple[int, int]:
-    """Return layer and head of one word of --heads, such as 2.4; `option` is the whole text, for the error."""
-    match = _HEAD_PATTERN.fullmatch(text.strip())
-    if match is None:
-        rule = "--heads must be layers and heads, with commas between them."
-        raise UsageError(rule, f"--heads {option}", "--heads 2.4,3.2")
-    return int(match[1]), int(match[2])

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from attlas import pictures
-from attlas.cli.checks import check_target
+from attlas.cli.checks import check_target, layer_and_head
 from attlas.cli.files import entry_of, open_folder
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
@@ -32,7 +32,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         check_target(arguments.out, "-o", (".png", ".svg", ".pdf"))
         pictures.sheet(1, 1)  # without matplotlib, say so now
     atlas = open_folder(arguments.atlas)
-    layer, head = _head(arguments.head)
+    layer, head = layer_and_head(arguments.head, "--head")
     entry = entry_of(atlas, layer)
     if head not in entry.heads:
         rule = "--head must be a layer and one of its recorded heads."
@@ -53,7 +53,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     if arguments.out is not None:
         words = keys or [str(place) for place in range(entry.first_key + entry.shape[3])]
         title = f"Head {entry.layer}·{head} at {_quoted(queries, query)} looks at {_quoted(keys, key)}: why?"
-        figure = pictures.why(told, words, query=query, key=key, title=title)
+        figure = pictures.why(told, words, query=query, key=key, title=title, theme=arguments.theme)
         terminal.files([(pictures.save(figure, arguments.out), "the same as a picture")])
 
 
@@ -78,18 +78,9 @@ def _explain_map(atlas: Atlas, entry: Entry, head: int, arguments: Namespace, te
     for text in told["notes"]:
         terminal.prose(f"{text[0].upper()}{text[1:]}.", "dim")
     if arguments.out is not None:
-        figure = pictures.why_map(
-            told, title=f"Head {entry.layer}·{head}: which part of the query meets which of the key"
-        )
+        title = f"Head {entry.layer}·{head}: which part of the query meets which of the key"
+        figure = pictures.why_map(told, title=title, theme=arguments.theme)
         terminal.files([(pictures.save(figure, arguments.out), "the table of pairs")])
-
-
-def _head(text: str) -> tuple[int, int]:
-    """Return the layer and the head of a text such as 2.4."""
-    layer, dot, head = text.replace("·", ".").partition(".")
-    if not (dot and layer.isdecimal() and head.isdecimal()):
-        raise UsageError("--head must be LAYER.HEAD.", f"--head {text}", "--head 2.4")
-    return int(layer), int(head)
 
 
 def _cell(text: str, entry: Entry) -> tuple[int, int]:

@@ -7,22 +7,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from attlas.errors import ShapeError, public
-from attlas.pictures.maps import ACCENT, DEPTH, INK, SOFT, sheet
+from attlas.pictures.maps import sheet
+from attlas.pictures.themes import Theme, ink_on, theme_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 _BARS = 6  # parts with a bar of their own
 _LEAST_WRITTEN = 0.05  # number of a table that is written into its cell
 _NEAR = 3  # tokens around each of the three that are shown
-_BLUE, _PALE_BLUE, _PALE_RED, _GREY = "#18436a", "#d9e6ee", "#fbe9e2", "#b3cddf"
 _LETTER = 0.105  # inches of a letter of 11 points, in a font where all have one width
 
 
 @public("pictures.why()")
-def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: int, title: str = "") -> Figure:
+def why(
+    summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: int, title: str = "", theme: str = "light"
+) -> Figure:
     """Draw why a weight is where it is: arrows over the text, and a bar for each part of the key.
 
     Parameters
@@ -35,6 +36,8 @@ def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: i
         Places of the query and of the key among them.
     title : str
         Title of the picture.
+    theme : {"light", "dark"}
+        Colours for a light or a dark page.
 
     Returns
     -------
@@ -45,7 +48,7 @@ def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: i
     MissingExtraError
         If matplotlib is not installed.
     ShapeError
-        If a place lies outside of the tokens.
+        If a place lies outside of the tokens, or there is no such theme.
 
     Examples
     --------
@@ -57,6 +60,7 @@ def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: i
     >>> len(figure.axes)
     2
     """
+    colours = theme_named(theme)
     for name, place in (("query", query), ("key", key)):
         if not 0 <= place < len(tokens):
             found = f"{name} = {place}, {len(tokens)} tokens"
@@ -69,15 +73,16 @@ def why(summary: Mapping[str, Any], tokens: Sequence[str], *, query: int, key: i
     wide = sum(_LETTER * len(word) + 0.18 for word in words) + 0.3 * _gaps(shown)
     figure = sheet(max(wide + 0.4, 8.5), 4.6)
     text, bars = figure.subplots(2, 1, height_ratios=(1.0, 1.35))
-    _draw_text(text, shown, words, (query, key, source), summary, max(wide, 8.1))
-    _draw_bars(bars, summary)
+    colours.apply(figure)
+    _draw_text(text, shown, words, (query, key, source), summary, max(wide, 8.1), colours)
+    _draw_bars(bars, summary, colours)
     if title:
-        text.set_title(title, loc="left", fontsize=12, color=INK, parse_math=False)
+        text.set_title(title, loc="left", fontsize=12, color=colours.ink, parse_math=False)
     return figure
 
 
 @public("pictures.why_map()")
-def why_map(summary: Mapping[str, Any], *, title: str = "") -> Figure:
+def why_map(summary: Mapping[str, Any], *, title: str = "", theme: str = "light") -> Figure:
     """Draw what pairs of parts add where a head looks, as a heat map.
 
     Parameters
@@ -86,6 +91,8 @@ def why_map(summary: Mapping[str, Any], *, title: str = "") -> Figure:
         What `attlas.heads.explanation.map_summary` gives.
     title : str
         Title of the picture.
+    theme : {"light", "dark"}
+        Colours for a light or a dark page.
 
     Returns
     -------
@@ -95,6 +102,8 @@ def why_map(summary: Mapping[str, Any], *, title: str = "") -> Figure:
     ------
     MissingExtraError
         If matplotlib is not installed.
+    ShapeError
+        If there is no such theme.
 
     Examples
     --------
@@ -105,41 +114,37 @@ def why_map(summary: Mapping[str, Any], *, title: str = "") -> Figure:
     >>> len(pictures.why_map(told).axes[0].texts)
     2
     """
+    colours = theme_named(theme)
     table, (more_queries, more_keys) = summary["table"], summary["others"]
     rows, columns = _names(summary["queries"], more_queries), _names(summary["keys"], more_keys)
     largest = max((abs(value) for line in table for value in line), default=0.0) or 1.0
     figure = sheet(3.2 + 0.62 * len(columns), 2.4 + 0.4 * len(rows))
     ax = figure.subplots()
-    ax.pcolormesh(table, cmap=_two_sided(), vmin=-largest, vmax=largest, edgecolors="white", linewidth=1)
+    colours.apply(figure)
+    shades = colours.colormap()
+    ax.pcolormesh(table, cmap=shades, vmin=-largest, vmax=largest, edgecolors=colours.paper, linewidth=1)
     ax.invert_yaxis()
     for row, line in enumerate(table):
         for column, value in enumerate(line):
             if abs(value) < _LEAST_WRITTEN:
                 continue
-            color = "white" if abs(value) > 0.6 * largest else INK
+            color = ink_on(shades(0.5 + 0.5 * value / largest))
             ax.text(column + 0.5, row + 0.5, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=color)
     ax.set_xticks([at + 0.5 for at in range(len(columns))], columns, rotation=40, ha="left", parse_math=False)
     ax.set_yticks([at + 0.5 for at in range(len(rows))], rows, parse_math=False)
     ax.xaxis.tick_top()
     ax.tick_params(length=0, labelsize=9)
     ax.spines[:].set_visible(False)
-    ax.set_ylabel("part of the query", color=INK)
-    ax.set_xlabel(f"part of the key; all sum to {summary['total']:+.1f}, in nats above equal weights", color=INK)
+    ax.set_ylabel("part of the query")
+    ax.set_xlabel(f"part of the key; all sum to {summary['total']:+.1f}, in nats above equal weights")
     if title:
-        ax.set_title(title, loc="left", fontsize=12, color=INK, pad=14, parse_math=False)
+        ax.set_title(title, loc="left", fontsize=12, color=colours.ink, pad=14, parse_math=False)
     return figure
 
 
 def _names(parts: Sequence[Mapping[str, Any]], others: int) -> list[str]:
     """Return parts as a person reads them, and how many others there are."""
     return [*map(part_label, parts), *([f"{others} other parts"] if others else [])]
-
-
-def _two_sided() -> Colormap:
-    """Return colours from dark red over paper to dark blue."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("parts", ["#782614", "#e8a386", DEPTH[0], DEPTH[2], DEPTH[5]])
 
 
 def _shown(places: Sequence[int], length: int) -> list[int]:
@@ -166,18 +171,19 @@ def _draw_text(
     places: tuple[int, int, int | None],
     summary: Mapping[str, Any],
     width: float,
+    colours: Theme,
 ) -> None:
     """Draw the tokens with an arrow from the query to its key, and one from the key to the token its writer read."""
     query, key, source = places
-    styles: dict[int | None, tuple[str, str]] = {source: (_PALE_RED, ACCENT), key: (_PALE_BLUE, _BLUE)}
-    styles[query] = (_PALE_BLUE, _BLUE)
+    styles: dict[int | None, tuple[str, str]] = {source: (colours.accent_wash, colours.accent)}
+    styles[key] = styles[query] = (colours.sea_wash, colours.sea)
     ax.set_axis_off()
     x, middles, before = 0.1, {}, None
     for place, word in zip(shown, words, strict=True):
         if before is not None and place - before > 1:
-            ax.text(x + 0.15, 0, "…", ha="center", va="center", color=SOFT)
+            ax.text(x + 0.15, 0, "…", ha="center", va="center", color=colours.soft)
             x += 0.3
-        back, ink = styles.get(place, ("none", INK))
+        back, ink = styles.get(place, ("none", colours.ink))
         size = _LETTER * len(word) + 0.18
         box = {"boxstyle": "round,pad=0.2", "facecolor": back, "edgecolor": "none"}
         ax.text(x + size / 2, 0, word, ha="center", va="center", family="monospace", fontsize=11, color=ink, bbox=box,
@@ -185,17 +191,17 @@ def _draw_text(
         middles[place] = x + size / 2
         x, before = x + size, place
     ax.set(xlim=(0, width), ylim=(-1.7, 1.9))
-    _arrow(ax, middles[query], middles[key], 0.32, _BLUE)
+    _arrow(ax, middles[query], middles[key], 0.32, colours.sea)
     centre = (middles[query] + middles[key]) / 2
-    ax.text(centre, 1.3, f"weight {summary['weight']:.2f}", color=_BLUE, ha="center", fontsize=10)
+    ax.text(centre, 1.3, f"weight {summary['weight']:.2f}", color=colours.sea, ha="center", fontsize=10)
     writer = summary["writer"]
     if source is None or writer is None:
         return
     if source != key:
-        _arrow(ax, middles[key], middles[source], -0.32, ACCENT)
+        _arrow(ax, middles[key], middles[source], -0.32, colours.accent)
     label = f"{part_label(writer)} read this and wrote it into the key"
     at = min(max(middles[key], 2.2), max(width - 2.2, 2.2))
-    ax.text(at, -1.3, label, color=ACCENT, ha="center", fontsize=10, parse_math=False)
+    ax.text(at, -1.3, label, color=colours.accent, ha="center", fontsize=10, parse_math=False)
 
 
 def _arrow(ax: Axes, start: float, end: float, y: float, color: str) -> None:
@@ -206,15 +212,15 @@ def _arrow(ax: Axes, start: float, end: float, y: float, color: str) -> None:
     ax.annotate("", (end, y), (start, y), arrowprops=style)
 
 
-def _draw_bars(ax: Axes, summary: Mapping[str, Any]) -> None:
+def _draw_bars(ax: Axes, summary: Mapping[str, Any], colours: Theme) -> None:
     """Draw what each part of the key adds, the largest first, and all others together."""
     writer, keys = summary["writer"], summary["keys"]
     labels, numbers = [part_label(part) for part in keys[:_BARS]], [part["logit"] for part in keys[:_BARS]]
-    colors = [ACCENT if writer and part["name"] == writer["name"] else _GREY for part in keys[:_BARS]]
+    colors = [colours.accent if writer and part["name"] == writer["name"] else colours.bar for part in keys[:_BARS]]
     if len(keys) > _BARS:
         labels.append(f"{len(keys) - _BARS} other parts")
         numbers.append(sum(part["logit"] for part in keys[_BARS:]))
-        colors.append(_GREY)
+        colors.append(colours.bar)
     ax.barh(range(len(labels)), numbers, color=colors)
     ax.set_yticks(range(len(labels)), labels, parse_math=False)
     ax.invert_yaxis()
@@ -222,17 +228,17 @@ def _draw_bars(ax: Axes, summary: Mapping[str, Any]) -> None:
     for place, number in enumerate(numbers):
         side = "left" if number >= 0 else "right"
         ax.annotate(f"{number:+.1f}", (number, place), (4 if number >= 0 else -4, 0), textcoords="offset points",
-                    va="center", ha=side, fontsize=9, color=INK)  # fmt: skip
+                    va="center", ha=side, fontsize=9, color=colours.ink)  # fmt: skip
     above = "above the mean of its row" if summary["relative"] else "of this cell"
     total = summary["above"] if summary["relative"] else summary["logit"]
-    ax.set_xlabel(f"logit {above}: {total:+.1f}, the sum of what each part of the key adds", color=INK)
-    ax.axvline(0, color=INK, lw=0.8)
+    ax.set_xlabel(f"logit {above}: {total:+.1f}, the sum of what each part of the key adds")
+    ax.axvline(0, color=colours.ink, lw=0.8)
     ax.spines[["top", "right"]].set_visible(False)
     if writer and writer["without"]:
         told = (
             f"without {writer['name']}:\nweight {summary['weight']:.2f} → {writer['without']['weight']:.2f} predicted"
         )
-        ax.text(0.98, 0.06, told, transform=ax.transAxes, ha="right", va="bottom", color=ACCENT, fontsize=10)
+        ax.text(0.98, 0.06, told, transform=ax.transAxes, ha="right", va="bottom", color=colours.accent, fontsize=10)
 
 
 def part_label(part: Mapping[str, Any]) -> str:

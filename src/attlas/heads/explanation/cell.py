@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from attlas.errors import OutOfRangeError, RecordingError, listed, public
-from attlas.foundation.checks import is_integer, whole_number
+from attlas.foundation.checks import is_integer
+from attlas.heads.explanation.located import Located
 from attlas.heads.explanation.logits import Terms, allowed_keys
 from attlas.heads.explanation.parts import Part, Side
-
-if TYPE_CHECKING:
-    from attlas.heads.explanation.located import Located
+from attlas.heads.explanation.table import PairTable, with_bias
 
 _CAP = "the cap of the score counts as a factor, which has the value that it has at this cell"
-
-
-@dataclass(frozen=True)
-class PairOfParts:
-    """What one part of the query and one part of the key add to a logit together.
-
-    Parameters
-    ----------
-    query, key : Part
-        The two parts.
-    logit : float
-        What they add, in nats.
-
-    Examples
-    --------
-    >>> from attlas.heads import PairOfParts, Part
-    >>> print(PairOfParts(Part("MLP 0", "MLP", 0), Part("head 0·0", "head", 0, 0), 8.25))
-    MLP 0 -> head 0·0 +8.25
-    """
-
-    query: Part
-    key: Part
-    logit: float
-
-    def __str__(self) -> str:
-        return f"{self.query} -> {self.key} {self.logit:+.2f}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +105,7 @@ class Bands:
         return float((along * turn.real + across * turn.imag).sum()) + self.rest
 
 
-class CellExplanation:
+class CellExplanation(PairTable):
     """Why a logit has the value that it has: the parts of its query and of its key, pair by pair.
 
     Made by `explain`. It explains a logit, not what the model returns: a weight is a softmax of logits, and what the
@@ -192,8 +164,7 @@ class CellExplanation:
         self._located, self._terms = located, terms
         self.cell = (i, j)
         self.logit, self.weight, self.factor = terms.logit, terms.weight, terms.factor
-        bias = () if terms.bias is None else (Part("position bias", "score", located.entry.layer),)
-        self.query_parts, self.key_parts = located.query.parts + bias, located.key.parts + bias
+        self._set_parts(located.query.parts, located.key.parts, bias=terms.bias is not None)
         with torch.no_grad():
             self.table = self._table() if table is None else table
         self.is_relative = table is not None
@@ -205,52 +176,12 @@ class CellExplanation:
         i, j = self.cell
         q = self._located.query.at(self._located.places("query", [i]))[:, 0]
         k = self._located.key.at(self._located.places("key", [j]))[:, 0]
-        return self._with_bias(self.factor * q @ k.mT, self._terms.bias)
-
-    @staticmethod
-    def _with_bias(table: Tensor, bias: float | None) -> Tensor:
-        """Return a table with what the score adds, in a row and a column of its own."""
-        if bias is None:
-            return table
-        wide = torch.nn.functional.pad(table, (0, 1, 0, 1))
-        wide[-1, -1] = bias
-        return wide
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts of query and key, each once."""
-        return tuple(dict.fromkeys((*self.query_parts, *self.key_parts)))
-
-    @property
-    def by_query(self) -> dict[str, float]:
-        """What each part of the query adds, with all of the key; by its name."""
-        return named(self.query_parts, self.table.sum(1))
-
-    @property
-    def by_key(self) -> dict[str, float]:
-        """What each part of the key adds, with all of the query; by its name."""
-        return named(self.key_parts, self.table.sum(0))
+        return with_bias(self.factor * q @ k.mT, self._terms.bias)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said of the sum."""
         return ((_CAP,) if self._terms.cap else ()) + self._located.notes
-
-    @public("pairs()")
-    def pairs(self, count: int = 10) -> tuple[PairOfParts, ...]:
-        """Return the pairs of parts that add most to the logit or take most from it.
-
-        Parameters
-        ----------
-        count : int, default 10
-            How many.
-
-        Returns
-        -------
-        tuple of PairOfParts
-            By their size, the largest first.
-        """
-        return pairs_of(self.table, self.query_parts, self.key_parts, count)
 
     @torch.no_grad()
     @public("relative()")
@@ -292,7 +223,7 @@ class CellExplanation:
         if bias is not None:
             added = own - products
             bias = float(added[at] - added.mean())
-        return CellExplanation(located, i, j, terms._replace(logit=relative, bias=bias), self._with_bias(table, bias))
+        return CellExplanation(located, i, j, terms._replace(logit=relative, bias=bias), with_bias(table, bias))
 
     @torch.no_grad()
     @public("bands()")
@@ -428,7 +359,7 @@ class CellExplanation:
             f"CellExplanation: {head}, cell {self.cell}{above}: weight {self.weight:.3f}, logit "
             f"{self.logit:.3f} = {self.table.numel()} pairs of parts, remainder {self.remainder:.1e}"
         )
-        return "\n".join([first, *(f"  {pair}" for pair in self.pairs(5))])
+        return self._lines(first)
 
 
 def _unturned(rotation: object, x: Tensor, turns: Tensor) -> Tensor:
@@ -436,19 +367,6 @@ def _unturned(rotation: object, x: Tensor, turns: Tensor) -> Tensor:
     a, b = rotation.pairs(x)  # type: ignore[attr-defined]  # a Rotation
     turn = torch.view_as_complex(turns[0].contiguous())
     return torch.complex(a.contiguous(), b.contiguous()) / turn
-
-
-def pairs_of(table: Tensor, query: tuple[Part, ...], key: tuple[Part, ...], count: int) -> tuple[PairOfParts, ...]:
-    """Return the largest pairs of a table, by their size."""
-    whole_number("count", count, "count=10")
-    flat = table.flatten()
-    order = flat.abs().topk(min(count, flat.numel())).indices.tolist()
-    return tuple([PairOfParts(query[o // len(key)], key[o % len(key)], float(flat[o])) for o in order])
-
-
-def named(parts: tuple[Part, ...], sums: Tensor) -> dict[str, float]:
-    """Return sums by the names of the parts."""
-    return {part.name: float(x) for part, x in zip(parts, sums, strict=True)}
 
 
 def _index_of(parts: tuple[Part, ...], name: str) -> int:

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import RecordingError, ShapeError, public
+from attlas.errors import RecordingError, ShapeError
 from attlas.foundation.compat import cached_property
-from attlas.heads.explanation.cell import PairOfParts, named, pairs_of
 from attlas.heads.explanation.located import Located
 from attlas.heads.explanation.logits import adds_to_products
 from attlas.heads.explanation.parts import HeadParts, Part
+from attlas.heads.explanation.table import PairTable, named, with_bias
 from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.scores import ScaledDot
 from attlas.scores.base import Dot
@@ -27,7 +27,7 @@ _WIDTH = 32  # parts that are multiplied with the matrix at once
 _CAPPED = "the score has a cap: these are its logits before the cap"
 
 
-class MapExplanation:
+class MapExplanation(PairTable):
     """Why the logits of a whole map have the values that they have: what each pair of parts adds in the mean.
 
     Made by `explain`. Each number is a mean over the rows of sums over their keys, weighted by the attention weights:
@@ -88,48 +88,17 @@ class MapExplanation:
         if self._adds and len(columns) < located.A.shape[-1]:
             rule = "what the score adds by itself is known of all keys."
             raise RecordingError(rule, "some columns, and a score with a bias", "leave out columns.")
-        bias = (Part("position bias", "score", located.entry.layer),) if self._adds else ()
-        self.query_parts, self.key_parts = query + bias, key + bias
-        self.table = self._with_bias(self._table())
+        self._set_parts(query, key, bias=self._adds)
+        self.table = with_bias(self._table(), self._bias if self._adds else None)
         self.total = float(self.table.double().sum())
         self.remainder = self.logit - self.total
 
     # -------------------------------------------------------------------------------------------------------- facts
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts of queries and keys, each once."""
-        return tuple(dict.fromkeys((*self.query_parts, *self.key_parts)))
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What must be said of the sums."""
         return ((_CAPPED,) if self._dot.cap else ()) + self._located.notes
-
-    @property
-    def by_query(self) -> dict[str, float]:
-        """What each part of the queries adds, with all of the keys; by its name."""
-        return named(self.query_parts, self.table.sum(1))
-
-    @property
-    def by_key(self) -> dict[str, float]:
-        """What each part of the keys adds, with all of the queries; by its name."""
-        return named(self.key_parts, self.table.sum(0))
-
-    @public("pairs()")
-    def pairs(self, count: int = 10) -> tuple[PairOfParts, ...]:
-        """Return the pairs of parts that add most or take most, by their size.
-
-        Parameters
-        ----------
-        count : int, default 10
-            How many.
-
-        Returns
-        -------
-        tuple of PairOfParts
-        """
-        return pairs_of(self.table, self.query_parts, self.key_parts, count)
 
     @cached_property
     @torch.no_grad()
@@ -297,21 +266,12 @@ class MapExplanation:
             table.index_add_(1, index, whole @ x.flatten(1).mT)
         return table
 
-    def _with_bias(self, table: Tensor) -> Tensor:
-        """Return a table with what the score adds, in a row and a column of its own."""
-        if not self._adds:
-            return table
-        wide = torch.nn.functional.pad(table, (0, 1, 0, 1))
-        wide[-1, -1] = self._bias
-        return wide
-
     def __repr__(self) -> str:
         located = self._located
-        lines = [
+        return self._lines(
             f"MapExplanation: head {located.entry.layer}·{located.head}, {len(self._rows)} queries: mean logit "
             f"{self.logit:.3f} = {self.table.numel()} pairs of parts, remainder {self.remainder:.1e}"
-        ]
-        return "\n".join([*lines, *(f"  {pair}" for pair in self.pairs(5))])
+        )
 
 
 def _grouped(parts: tuple[Part, ...], group: Group) -> tuple[list[int], tuple[Part, ...]]:
