@@ -23,6 +23,8 @@ import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from ".
 import { mountWhy } from "./panels/why.js";
 import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
+import { createOutlines } from "./data/outlines.js";
+import { mountOutline } from "./panels/outline.js";
 import { createTexts } from "./data/tokens.js";
 import { mountTrial } from "./panels/trial.js";
 import { rememberFolder } from "./data/comeback.js";
@@ -77,9 +79,10 @@ export function mount(root, transport, options = {}) {
     cleanups.push(keepValid(store));
     cleanups.push(followTheme(root, store));
     const texts = createTexts(requests, info);
-    const map = createMap(shell.map, { store, transport: requests, texts, announce: shell.announce, uid, tools: shell.tools });
+    const outlines = createOutlines(requests, info);
+    const map = createMap(shell.map, { store, transport: requests, texts, outlines, announce: shell.announce, uid, tools: shell.tools });
     cleanups.push(() => map.destroy());
-    const context = { store, transport: requests, map, texts, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
+    const context = { store, transport: requests, map, texts, outlines, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
       if (info.folder) rememberFolder(window.location.pathname, info.folder);
       cleanups.push(bindHash(store, window, options.reopen));
@@ -102,6 +105,7 @@ export function mount(root, transport, options = {}) {
       [mountSays, shell.says],
       [mountWhy, shell.tools],
       [mountLines, shell.lines],
+      [mountOutline, shell.tools],
     ];
     for (const [mountPanel, element] of panels) {
       const panel = mountPanel(element, context);

@@ -12,6 +12,7 @@ type Variant = "plain" | "nosink" | "value" | "output";
 type Compare = "none" | "side" | "triangle" | "ratio" | "difference";
 type Scale = "log" | "linear";
 type Side = "query" | "key";
+type Switch = "on" | "off";
 type Heat = "statistic" | "pair" | "agree";
 type Theme = "auto" | "light" | "dark";
 type Language = "en" | "zh";
@@ -73,6 +74,8 @@ interface View extends HeadPlace {
   tour: number | null;
   aside: Aside;
   off: string;
+  outline: Switch;
+  minimap: Switch;
 }
 /** The state of a page once it knows what there is to see. */
 interface State extends View {
