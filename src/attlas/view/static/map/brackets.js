@@ -9,6 +9,8 @@ const LEAST_BRACKET = 5; // CSS pixels from which a bracket is drawn,
 const LEAST_NAME = 24; // its name is written,
 const LEAST_BORDER = 14; // and its borders cross the map
 const LEAST_GAP = 5; // CSS pixels between two borders
+const LEAST_CELL = 4; // device pixels of a cell from which on borders are lines, and not dots
+const DOT_GAP = 7; // between two dots, in their own size
 
 /**
  * The stretches to draw beside a pane. What is shown depends on the zoom alone, so that nothing changes while the map moves.
@@ -95,15 +97,25 @@ export function drawBorders(ctx, { px, py, region, entry, firstKey, firstQuery }
   };
   ctx.save();
   ctx.setTransform(1, 0, 0, 1, 0, 0);
-  ctx.fillStyle = look.frame;
+  ctx.strokeStyle = look.frame;
   ctx.globalAlpha = 0.6;
+  ctx.lineWidth = line;
+  // A line takes the edge of large cells; small ones would lose a row, often that of a first token, so it is dotted there.
+  if (scale * dpr < LEAST_CELL) ctx.setLineDash([line, DOT_GAP * line]);
+  const drawLine = (/** @type {boolean} */ down, /** @type {number} */ at, /** @type {number} */ from, /** @type {number} */ to, /** @type {number} */ origin) => {
+    ctx.lineDashOffset = from - origin; // dots move with the matrix
+    ctx.beginPath();
+    ctx.moveTo(...(down ? /** @type {const} */ ([at, from]) : /** @type {const} */ ([from, at])));
+    ctx.lineTo(...(down ? /** @type {const} */ ([at, to]) : /** @type {const} */ ([to, at])));
+    ctx.stroke();
+  };
   for (const column of listBorders(shown.key, firstKey, region.c0, region.c1)) {
     const from = isCut ? Math.max(region.r0, column - shift) : region.r0;
-    if (from < region.r1) ctx.fillRect(px(column), py(from), line, py(region.r1) - py(from));
+    if (from < region.r1) drawLine(true, px(column) + line / 2, py(from), py(region.r1), py(0));
   }
   for (const row of listBorders(shown.query, firstQuery, region.r0, region.r1)) {
     const to = isCut ? Math.min(region.c1, row + shift) : region.c1;
-    if (to > region.c0) ctx.fillRect(px(region.c0), py(row), px(to) - px(region.c0), line);
+    if (to > region.c0) drawLine(false, py(row) + line / 2, px(region.c0), px(to), px(0));
   }
   ctx.restore();
 }
