@@ -21,16 +21,14 @@ TOKENS, LAYERS, HEADS = 640, 2, 3
 WORDS = ("def", " f", "(", "x", "):", "\n    ", "return", " 日本", "🦊", "\t", "</b>", " ", "é")
 STEPS, LOWEST = 65532, -64  # codes 2 to 65534 stand for log2 weights -64 to 0
 LOW, HIGH = -14, 0
-VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis"
+VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis&o=off"  # no borders of stretches over the cells
 
 # The colours of places of the matrix, read from the canvas; where a place is, the page's own geometry says.
-PIXELS = """async ({places, zoom, row, column, m, n}) => {
+PIXELS = """async ({places, zoom, row, column, m, n, hasBand}) => {
   const { computePanes, placePane } = await import(new URL("./map/geometry.js", document.baseURI).href);
-  const info = await (await fetch("./api/info")).json();
   const stage = document.querySelector(".stage");
-  const hasSpans = Object.keys(info.spans ?? {}).length > 0;
   const dpr = window.devicePixelRatio;
-  const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans });
+  const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasBand });
   const pane = placePane(box, { row, column, scale: 2 ** zoom, dpr, m, n });
   const canvas = document.querySelector(".stage .base");
   const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
@@ -121,7 +119,9 @@ def settle(tab: Any) -> None:
 def pixels(tab: Any, places: list[tuple[float, float]], m: int = TOKENS, n: int = TOKENS) -> list[Any]:
     view = state(tab)
     view = {"zoom": float(view["z"]), "row": float(view["r"]), "column": float(view["c"])}
-    return tab.evaluate(PIXELS, {"places": [list(place) for place in places], "m": m, "n": n, **view})
+    return tab.evaluate(
+        PIXELS, {"places": [list(place) for place in places], "m": m, "n": n, **view, "hasBand": "o" not in state(tab)}
+    )
 
 
 def viridis(place: float) -> tuple[int, ...]:
@@ -254,7 +254,7 @@ def test_masked_is_hatched_and_an_empty_row_is_grey(opened: Callable[..., Any]) 
 
 
 def test_the_tooltip_tells_the_exact_weight_and_a_click_pins_it(opened: Callable[..., Any], dense: np.ndarray) -> None:
-    tab = opened(f"{VIEW}&e=1&h=1&z=4&r=320.5&c=300.5")
+    tab = opened(f"{VIEW}&mm=off&e=1&h=1&z=4&r=320.5&c=300.5")
     (one,) = pixels(tab, [(318.5, 296.5)])
     tab.mouse.move(one["x"], one["y"])
     told = tab.locator(".tip")

@@ -130,8 +130,20 @@ class Packer:
             "heads": json.loads(answer("heads", {}).body),
             "story": self._steps,
             "texts": {number: {"tokens": text.shown, "joined": text.joined} for number, text in texts.items()},
+            **self._outlines_of_entries(),
             "parts": self._parts,
         }
+
+    def _outlines_of_entries(self) -> dict[str, Any]:
+        """Return the outlines of the sequence, each once, and which of them each entry has."""
+        entries, found = self.service.source.entries, [""]  # "" for entries of fewer sequences
+        numbers = []
+        for entry, shown in enumerate(entries):
+            has = self.batch < shown.entry.shape[0]
+            body = self._complete_answer("outline", entry=entry, batch=self.batch).body.decode() if has else ""
+            found += [] if body in found else [body]
+            numbers.append(found.index(body))
+        return {"outlines": [json.loads(body or '{"query": [], "key": null}') for body in found], "outline_of": numbers}
 
     def _entry_of_head(self, place: tuple[int, int]) -> Entry:
         """Return the entry of a head."""

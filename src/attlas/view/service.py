@@ -28,6 +28,7 @@ from attlas.view.codes import Array, finite_or_none
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.known_heads import KnownHeads
 from attlas.view.largest import largest
+from attlas.view.outline import Outlines
 from attlas.view.packing import Packer
 from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.passes import Passes, PassJob, PassKey
@@ -45,7 +46,7 @@ from attlas.view.worker import Worker
 _QUESTION_NAMES = (
     "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
     "pooling", "heads", "focus", "status", "offline", "why",
-    "why_map", "story",
+    "why_map", "outline", "story",
 )  # fmt: skip
 _POOL_NAMES = ("mean", "max")
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
@@ -172,6 +173,7 @@ class Service:
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
+        self._outlines = Outlines(self._source)
         self._table = HeadTable(self._source, self._worker, known)
         self._story: list[dict[str, Any]] | None = None  # once the kinds of all heads are known
 
@@ -293,6 +295,12 @@ class Service:
             raise QuestionError(400, f"at most {_MOST_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
         return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
+
+    def _answer_outline(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the named stretches of the texts of a sequence: documents, functions, sentences."""
+        entry = params.whole("entry", 0, len(self._source.entries))
+        batch = params.whole("batch", 0, self._source.entries[entry].entry.shape[0], default=0)
+        return json_answer(self._outlines.of(entry, batch))
 
     def _text_of_question(self, params: Parameters) -> Text:
         """Return the text that a question names in its parameter `of`."""

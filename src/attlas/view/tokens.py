@@ -56,7 +56,8 @@ class Text:
                 self.joined.append(units[-1])
                 self.shown[start:stop] = _shown_texts(tokens, start, stop, pieces or {})
             start = stop
-        self._units = units
+        #: Tokens that make up characters together, each other token alone: the whole text, in order.
+        self.units = units
 
     def __len__(self) -> int:
         return len(self.shown)
@@ -84,7 +85,7 @@ class Text:
             total += 1
             if total <= limit:
                 # The units of text in which the match begins and ends; `ends` has the place where each unit ends.
-                first, last = (self._units[bisect_right(ends, place)] for place in (at, at + len(wanted) - 1))
+                first, last = (self.units[bisect_right(ends, place)] for place in (at, at + len(wanted) - 1))
                 found.append((first.start, last.stop))
             at = whole.find(wanted, at + len(wanted))
         return found, total
@@ -92,7 +93,7 @@ class Text:
     @cached_property
     def _search_form(self) -> tuple[str, list[int]]:
         """Return the text without upper case, and where each unit ends in it."""
-        parts = [unit.text.casefold() for unit in self._units]
+        parts = [unit.text.casefold() for unit in self.units]
         return "".join(parts), list(accumulate(map(len, parts)))
 
 

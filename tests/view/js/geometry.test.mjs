@@ -29,7 +29,7 @@ test("a block is one to two device pixels wide, or a cell", () => {
 });
 
 test("cells and pixels are each other's inverse", () => {
-  const [pane] = computePanes(900, 700, 4, { hasSpans: true });
+  const [pane] = computePanes(900, 700, 4, { hasBand: true });
   const here = placePane(pane, { row: 1234.5, column: 987.25, scale: 4, dpr: 2, m: 5000, n: 5000 });
   for (const j of [900, 987.25, 1100]) assert.ok(Math.abs(here.column(here.X(j)) - j) < 1e-9);
   assert.equal(here.X(987.25), pane.cx);
@@ -40,8 +40,8 @@ test("cells and pixels are each other's inverse", () => {
 test("fit shows the whole matrix, of every shape and in every window", () => {
   for (const [m, n] of [[5000, 5000], [1, 4000], [300, 100000], [12, 9], [1000000, 1000000]]) {
     for (const [width, height] of [[680, 640], [390, 500], [1500, 900], [300, 250]]) {
-      const { row, column, zoom } = computeFit(width, height, { m, n }, { hasSpans: true }, 6);
-      const [pane] = computePanes(width, height, 2 ** zoom, { hasSpans: true });
+      const { row, column, zoom } = computeFit(width, height, { m, n }, { hasBand: true }, 6);
+      const [pane] = computePanes(width, height, 2 ** zoom, { hasBand: true });
       const here = placePane(pane, { row, column, scale: 2 ** zoom, dpr: 1, m, n });
       const box = [here.X(0) - pane.field.x, here.Y(0) - pane.field.y, width - here.X(n), height - here.Y(m)];
       for (const gap of box) assert.ok(gap > -0.01, `${[m, n, width, height]}: ${box}`);

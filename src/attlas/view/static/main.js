@@ -24,6 +24,8 @@ import { mountWhy } from "./panels/why.js";
 import { mountStatus } from "./panels/status.js";
 import { mountText } from "./panels/text.js";
 import { mountTour } from "./panels/tour.js";
+import { createOutlines } from "./data/outlines.js";
+import { mountOutline } from "./panels/outline.js";
 import { createTexts } from "./data/tokens.js";
 import { mountTrial } from "./panels/trial.js";
 import { rememberFolder } from "./data/comeback.js";
@@ -83,9 +85,10 @@ export function mount(root, transport, options = {}) {
     cleanups.push(keepValid(store));
     cleanups.push(followTheme(root, store));
     const texts = createTexts(requests, info);
-    const map = createMap(shell.map, { store, transport: requests, texts, announce: shell.announce, uid, tools: shell.tools });
+    const outlines = createOutlines(requests, info);
+    const map = createMap(shell.map, { store, transport: requests, texts, outlines, announce: shell.announce, uid, tools: shell.tools });
     cleanups.push(() => map.destroy());
-    const context = { store, transport: requests, map, texts, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
+    const context = { store, transport: requests, map, texts, outlines, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
       if (info.folder) rememberFolder(window.location.pathname, info.folder);
       cleanups.push(bindHash(store, window, options.reopen));
@@ -108,6 +111,7 @@ export function mount(root, transport, options = {}) {
       [mountSays, shell.says],
       [mountWhy, shell.tools],
       [mountLines, shell.lines],
+      [mountOutline, shell.tools],
       [mountBookmarks, shell.bookmarks],
       [mountTour, shell.tour],
     ];

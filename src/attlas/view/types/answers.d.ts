@@ -330,6 +330,7 @@ interface Questions {
   focus: JsonAnswer<object>;
   pooling: JsonAnswer<{ pool: Pool }>;
   tokens: JsonAnswer<{ start: number; tokens: string[]; joined: JoinedTokens[] }>;
+  outline: JsonAnswer<{ query: StretchRow[]; key: StretchRow[] | null }>;
   search: JsonAnswer<{ matches: [start: number, stop: number][]; total: number }>;
   tile: BinaryAnswer;
   thumbnail: BinaryAnswer;
@@ -406,6 +407,9 @@ interface PackedData {
   heads: HeadTable;
   story: StoryStep[];
   texts: Record<string, { tokens: string[]; joined: JoinedTokens[] }>;
+  /** The outlines of the texts, and which of them each entry has; pages of before have none. */
+  outlines?: { query: StretchRow[]; key: StretchRow[] | null }[];
+  outline_of?: number[];
   /** Packed numbers, and the details of cells. */
   parts: Record<string, PackedPart | CellDetails>;
 }

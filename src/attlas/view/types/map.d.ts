@@ -223,10 +223,6 @@ interface Texts {
   of(place: { entry: number; batch: number }): SideTokens;
   on(listener: () => void): () => void;
 }
-/** A part of the text with a name, as the axes show it. */
-interface NamedSpan extends Span {
-  name: string;
-}
 /** What gestures act on. */
 interface GestureTarget {
   camera: Camera;

@@ -18,6 +18,7 @@ interface PageContext {
   transport: Requests;
   map: AttentionMap;
   texts: Texts;
+  outlines: Outlines;
   announce: Announce;
   uid: MakeId;
   root: HTMLElement;

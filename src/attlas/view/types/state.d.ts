@@ -12,6 +12,7 @@ type Variant = "plain" | "nosink" | "value" | "output";
 type Compare = "none" | "side" | "triangle" | "ratio" | "difference";
 type Scale = "log" | "linear";
 type Side = "query" | "key";
+type Switch = "on" | "off";
 type Heat = "statistic" | "pair" | "agree";
 type Theme = "auto" | "light" | "dark";
 type Language = "en" | "zh";
@@ -74,6 +75,8 @@ interface View extends HeadPlace {
   story: number | null;
   aside: Aside;
   off: string;
+  outline: Switch;
+  minimap: Switch;
 }
 /** The state of a page once it knows what there is to see. */
 interface State extends View {

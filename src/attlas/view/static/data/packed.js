@@ -356,6 +356,7 @@ export function createPackedTransport(data) {
     status: () => ({ json: { jobs: [], bytes: 0 } }),
     focus: () => ({ json: {} }),
     tokens: (params) => ({ json: getTokens(params) }),
+    outline: ({ entry }) => ({ json: data.outlines?.[data.outline_of?.[toNumber(entry)] ?? 0] ?? { query: [], key: null } }),
     search: (params) => ({ json: searchText(params) }),
     tile: async (params) => ({ buffer: await getTile(params) }),
     thumbnail: async (params) => ({ buffer: await getStoredPart(`thumbnail:${findThumbnail(params)}`, t("this thumbnail")) }),

@@ -41,6 +41,8 @@ export const DEFAULTS = Object.freeze({
   tour: null, // null | the index of the bookmark that a tour shows
   story: null, // null | the step of the tour that the recording itself has
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone
+  outline: "on", // "on" | "off": brackets about functions, sentences and documents along the axes
+  minimap: "on", // "on" | "off": the whole matrix in a corner of the map, while it is zoomed in
   off: "", // what a text is read again without: heads by entry and head, "2.4,3.1", and tokens, "2.4;12-15"
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
@@ -140,6 +142,8 @@ const FIELDS = {
   tour: ["tour", integerCodec],
   story: ["story", integerCodec],
   off: ["off", textCodec],
+  outline: ["o", createEnumCodec("on", "off")],
+  minimap: ["mm", createEnumCodec("on", "off")],
   aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };
 const FIELD_LIST = /** @type {[keyof View, [param: string, codec: Codec<unknown>]][]} */ (Object.entries(FIELDS));
@@ -195,7 +199,7 @@ export function readHash(text) {
  * @returns {Partial<View>}
  */
 export function readView(hash) {
-  const unchanged = ["text", "row", "column", "zoom", "theme", "aside", "language"];
+  const unchanged = ["text", "row", "column", "zoom", "theme", "aside", "language", "outline", "minimap"];
   const fields = FIELD_NAMES.filter((field) => !unchanged.includes(field));
   return { ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...readHash(hash) };
 }

@@ -1,38 +1,11 @@
-// Axes: tokens when they can be read, positions and named spans when not.
+// Axes: tokens when they can be read, positions when not, and brackets about the named stretches of the text.
 
+import { drawBrackets } from "./brackets.js";
+import { truncate } from "./canvas.js";
 import { getGutterOpening, showsTokens } from "./geometry.js";
 import { computeTicks, formatInteger } from "../data/numbers.js";
 import { showWhitespace } from "../data/tokens.js";
 import { t } from "../words/words.js";
-
-const truncatedTexts = new Map(); // font, width and text -> the text cut to that width
-
-/**
- * The text, cut with an ellipsis where it is wider than `maxWidth` pixels.
- *
- * @param {Context} ctx
- * @param {string} text
- * @param {number} maxWidth
- */
-export function truncate(ctx, text, maxWidth) {
-  const key = `${ctx.font}|${maxWidth}|${text}`;
-  const cached = truncatedTexts.get(key);
-  if (cached !== undefined) return cached;
-  let truncated = text;
-  if (ctx.measureText(text).width > maxWidth) {
-    const characters = [...text];
-    let [low, high] = [0, characters.length];
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (ctx.measureText(`${characters.slice(0, middle).join("")}…`).width <= maxWidth) low = middle;
-      else high = middle - 1;
-    }
-    truncated = `${characters.slice(0, low).join("")}…`;
-  }
-  if (truncatedTexts.size > 8000) truncatedTexts.clear();
-  truncatedTexts.set(key, truncated);
-  return truncated;
-}
 
 /**
  * The label of the token at a position. A token that is a part of a character shows the character and its number.
@@ -49,14 +22,14 @@ export function formatTokenLabel(tokens, position) {
 }
 
 /**
- * Draw both axes of a pane, in CSS pixels. `tokens`: {query, key}; `spans`: `[{name, start, stop}]` in text positions.
+ * Draw both axes of a pane, in CSS pixels. `tokens`: {query, key}; `stretches`: what is bracketed.
  *
  * @param {Context} ctx
  * @param {ScenePane} pane
  * @param {Entry} entry
- * @param {{ scale: number, tokens: SideTokens, spans: NamedSpan[], look: Look }} options
+ * @param {{ scale: number, tokens: SideTokens, stretches: ShownStretches, look: Look }} options
  */
-export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
+export function drawAxes(ctx, pane, entry, { scale, tokens, stretches, look }) {
   /** @type {Axis[]} */
   const axes = [
     { across: true, side: "key", first: entry.first_key, from: pane.region.c0, to: pane.region.c1, origin: pane.top, length: pane.gutter.top },
@@ -67,7 +40,7 @@ export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
     const toPixel = axis.across ? pane.X : pane.Y;
     const [low, high] = axis.across ? [pane.left, pane.right] : [pane.top, pane.bottom];
     const placedAxis = { ...axis, toPixel, low, high, scale, band: pane.gutter.band, look };
-    if (pane.gutter.band && entry.spans.includes(axis.side)) drawSpans(ctx, placedAxis, spans);
+    if (pane.gutter.band) drawBrackets(ctx, placedAxis, stretches[axis.side]);
     if (showsTokens(scale)) drawTokens(ctx, placedAxis, tokens[axis.side]);
     else drawTicks(ctx, placedAxis);
   }
@@ -89,33 +62,6 @@ function drawAlong(ctx, { across, origin }, position, distance, draw) {
   else ctx.translate(origin - distance, position);
   draw();
   ctx.restore();
-}
-
-/**
- * @param {Context} ctx
- * @param {PlacedAxis} axis
- * @param {NamedSpan[]} spans
- */
-function drawSpans(ctx, axis, spans) {
-  const { toPixel, low, high, band, first, across, origin, look } = axis;
-  ctx.font = `10px ${look.sans}`;
-  ctx.textBaseline = "middle";
-  ctx.textAlign = "center";
-  spans.forEach(({ name, start, stop }, order) => {
-    const a = Math.max(low, toPixel(start - first));
-    const b = Math.min(high, toPixel(stop - first));
-    if (b - a < 1) return;
-    ctx.fillStyle = order % 2 ? look.spanB : look.spanA;
-    const thick = band - 3;
-    if (across) ctx.fillRect(a, origin - band + 1, b - a - 0.5, thick);
-    else ctx.fillRect(origin - band + 1, a, thick, b - a - 0.5);
-    if (b - a < 22) return;
-    ctx.fillStyle = look.soft;
-    drawAlong(ctx, axis, (a + b) / 2, band - 1 - thick / 2, () => {
-      if (!across) ctx.rotate(-Math.PI / 2);
-      ctx.fillText(truncate(ctx, name, Math.floor(b - a - 8)), 0, 0.5);
-    });
-  });
 }
 
 /**

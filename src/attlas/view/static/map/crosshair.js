@@ -326,6 +326,20 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       element.replaceChildren(createLine("tip-more tip-head", words), value, pairs);
       moveTo(place);
     },
+    /**
+     * A title and a sentence about what stands beside the map.
+     *
+     * @param {string} title
+     * @param {string} text
+     * @param {Point} place
+     */
+    showNote(title, text, place) {
+      clear();
+      shownTarget = shownDetails = null;
+      element.hidden = false;
+      element.replaceChildren(createLine("tip-title", title), createLine("tip-more", text));
+      moveTo(place);
+    },
     show(/** @type {Target} */ target, /** @type {Point} */ place, /** @type {{ pool: Pool, spoken?: boolean }} */ { pool, spoken = false }) {
       const unchanged = shownTarget && shownTarget.source.key === target.source.key && shownTarget.level === target.level && shownTarget.block.r0 === target.block.r0 && shownTarget.block.c0 === target.block.c0;
       if (unchanged) {
@@ -386,6 +400,12 @@ function formatExact(weight, rounded = false) {
   return short.replace(/e\+?(.*)/, (_, power) => ` × 10${formatSuperscript(Number(power))}`).replace(/^-/, "−");
 }
 /**
+ * The largest weight of a block in three digits: single cells show all of them.
+ *
+ * @param {LargestCell} largest
+ */
+const formatLargest = ([, , weight, rounded]) => `${rounded ? "≈ " : ""}${formatNumber(weight)}`;
+/**
  * @param {CellDetails} cell
  * @param {Source} source
  * @param {Info} info
@@ -415,7 +435,7 @@ function createHeadline(target, details, info) {
     const side = formatInteger(target.side);
     const signed = isSigned({ info, ...target.source });
     const words = pool === "max" ? (signed ? t("largest by size of {0} × {1} cells", side, side) : t("largest of {0} × {1} cells", side, side)) : t("mean of {0} × {1} cells", side, side);
-    const value = pool === "max" && largest ? formatExact(largest[2], largest[3]) : block ? `≈ ${formatNumber(block.weight)}` : "…";
+    const value = pool === "max" && largest ? formatLargest(largest) : block ? `≈ ${formatNumber(block.weight)}` : "…";
     const lines = [createLine("tip-weight", value, " ", make("small", {}, words))];
     if (target.other && otherBlock) {
       lines.push(createLine("tip-weight", `≈ ${formatNumber(otherBlock.weight)} `, make("small", {}, t("second head"))));
@@ -468,7 +488,7 @@ function createPlaces(target, tokens, { largest }) {
  */
 function createNotes(target, { exact, largest, pool }) {
   const lines = [];
-  if (largest && pool === "mean") lines.push(t("the largest of them: {0}", formatExact(largest[2], largest[3])));
+  if (largest && pool === "mean") lines.push(t("the largest of them: {0}", formatLargest(largest)));
   if (exact?.allowed && target.side === 1) {
     const parts = [];
     if (exact.share) parts.push(t("weight {0} × norm {1}", formatNumber(exact.share), formatNumber(exact.weight === null ? null : exact.weight / exact.share)));

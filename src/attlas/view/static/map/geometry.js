@@ -11,7 +11,7 @@ export const TILE = 256;
  */
 export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-// CSS pixels. Beside the map, from the inside out: the band of named spans, ticks or tokens, the track.
+// CSS pixels. Beside the map, from the inside out: the band of brackets, ticks or tokens, the track.
 const SIZES = {
   wide: { track: 42, band: 14, left: 50, top: 32, tokensLeft: 104, tokensTop: 98, edge: 14 },
   narrow: { track: 24, band: 12, left: 40, top: 28, tokensLeft: 68, tokensTop: 64, edge: 8 },
@@ -53,12 +53,12 @@ export function showsTokens(scale) {
 /**
  * @param {number} width
  * @param {number} scale
- * @param {boolean} hasSpans
+ * @param {boolean} hasBand
  * @returns {Gutter}
  */
-function computeGutters(width, scale, hasSpans) {
+function computeGutters(width, scale, hasBand) {
   const size = SIZES[width < NARROW ? "narrow" : "wide"];
-  const band = hasSpans ? size.band : 0;
+  const band = hasBand ? size.band : 0;
   const fraction = getGutterOpening(scale);
   const closedTop = size.top - band; // the corner has two lines of text, with or without a band
   return {
@@ -78,10 +78,10 @@ function computeGutters(width, scale, hasSpans) {
  * @param {number} width
  * @param {number} height
  * @param {number} scale
- * @param {{ side?: boolean, hasSpans?: boolean }} [options]
+ * @param {{ side?: boolean, hasBand?: boolean }} [options]
  * @returns {Pane[]}
  */
-export function computePanes(width, height, scale, { side = false, hasSpans = false } = {}) {
+export function computePanes(width, height, scale, { side = false, hasBand = false } = {}) {
   /** @type {Box[]} */
   const boxes = [];
   if (!side) boxes.push({ x: 0, y: 0, w: width, h: height });
@@ -93,7 +93,7 @@ export function computePanes(width, height, scale, { side = false, hasSpans = fa
     boxes.push({ x: 0, y: 0, w: width, h: half }, { x: 0, y: half, w: width, h: height - half });
   }
   return boxes.map((box) => {
-    const gutter = computeGutters(box.w, scale, hasSpans);
+    const gutter = computeGutters(box.w, scale, hasBand);
     const left = gutter.track + gutter.left + gutter.band;
     const top = gutter.track + gutter.top + gutter.band;
     const field = { x: box.x + left, y: box.y + top, w: Math.max(1, box.w - left), h: Math.max(1, box.h - top) };
@@ -146,7 +146,7 @@ export function placePane(pane, { row, column, scale, dpr, m, n }) {
  * @param {number} width
  * @param {number} height
  * @param {{ m: number, n: number }} size
- * @param {{ side?: boolean, hasSpans?: boolean }} options
+ * @param {{ side?: boolean, hasBand?: boolean }} options
  * @param {number} maximum
  * @returns {Place}
  */

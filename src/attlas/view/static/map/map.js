@@ -7,6 +7,7 @@ import { createTip, drawCrosshair } from "./crosshair.js";
 import { make } from "../panels/elements.js";
 import { computeFit } from "./geometry.js";
 import { createGestures } from "./gestures.js";
+import { createMinimap } from "./minimap.js";
 import { getZoomLimit } from "../data/held.js";
 import { createThumbnailRequest, listWantedTiles } from "./layers.js";
 import { makePalette, readLook } from "./look.js";
@@ -31,9 +32,11 @@ const PLACE_FIELDS = ["row", "column", "zoom"];
 const HELD_FIELDS = [...PLACE_FIELDS, "entry", "head", "second", "compare"]; // whose change may need another zoom
 /** @type {(keyof State)[]} */
 const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare", "variant"];
+/** @type {(keyof State)[]} */
+const BAND_FIELDS = ["outline", "entry", "batch", "second", "compare"]; // on which it depends whether the axes have brackets
 // Fields whose change redraws the map.
 /** @type {(keyof State)[]} */
-const DRAW_FIELDS = ["entry", "head", "batch", "pool", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
+const DRAW_FIELDS = ["entry", "head", "batch", "pool", "second", "outline", "minimap", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
 // At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
 /** @param {number} milliseconds */
@@ -91,17 +94,13 @@ function createTools(element, map) {
  * Mount the map in `element`; the returned object is the `map` of the page's context.
  *
  * @param {HTMLElement} element
- * @param {Pick<PageContext, "store" | "transport" | "texts" | "announce" | "uid" | "tools">} context
+ * @param {Pick<PageContext, "store" | "transport" | "texts" | "outlines" | "announce" | "uid" | "tools">} context
  */
-export function createMap(element, { store, transport, texts, announce, uid, tools: toolsElement }) {
+export function createMap(element, { store, transport, texts, outlines, announce, uid, tools: toolsElement }) {
   const { stage, base, overlay } = createStage(element, uid);
   const overlayContext = getContext(overlay);
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
   const { info } = store.state;
-  const spans = Object.entries(info.spans ?? {})
-    .map(([name, [start, stop]]) => ({ name, start, stop }))
-    .sort((a, b) => a.start - b.start);
-  const hasSpans = spans.length > 0;
 
   const size = { width: 1, height: 1, dpr: 1 };
   const timers = { rest: 0, label: 0, churn: 0 };
@@ -116,6 +115,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   let incompleteTiles = { missing: 0, pending: false };
   /** @type {Scene | null} */
   let exportScene = null; // a denser scene whose tiles are wanted too
+  let hasBand = false; // whether the axes have a band of brackets
   let matrixShape = "";
   let destroyed = false;
   /** @type {Set<() => void>} */
@@ -129,9 +129,9 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     requestDraw();
   };
   const getEntry = () => info.entries[store.state.entry];
-  const computeScene = () => createScene(store.state, size.width, size.height, size.dpr, hasSpans);
+  const computeScene = () => createScene(store.state, size.width, size.height, size.dpr, hasBand);
   const getScene = () => drawnScene ?? computeScene();
-  const computeFitted = (/** @type {boolean} */ side = store.state.compare === "side") => computeFit(size.width, size.height, getEntry(), { side, hasSpans }, ZOOM_MAX);
+  const computeFitted = (/** @type {boolean} */ side = store.state.compare === "side") => computeFit(size.width, size.height, getEntry(), { side, hasBand }, ZOOM_MAX);
   const paneAt = (/** @type {number} */ x, /** @type {number} */ y) => {
     const { panes } = getScene();
     return panes.find((pane) => x >= pane.x && x < pane.x + pane.w && y >= pane.y && y < pane.y + pane.h) ?? panes[0];
@@ -141,7 +141,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
   const tip = createTip(stage, { cells, tiles, texts, announce, changed: requestDraw, size: () => size, infoOf: () => store.state.info });
-  const painter = createPainter(base, { tiles, tracks, cells, texts, spans });
+  const painter = createPainter(base, { tiles, tracks, cells, texts, outlines });
   const camera = createCamera({
     store,
     frame: paneAt,
@@ -150,7 +150,8 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     moved: requestDraw,
     reduced: () => motion.matches,
   });
-  const pointing = createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed: requestDraw, waits: (on) => stage.classList.toggle("waiting", on) });
+  const minimap = createMinimap(stage, { store, tiles, stop: camera.stop, announce });
+  const pointing = createPointing({ store, scene: getScene, outlines: () => (hasBand ? outlines : null), go: (queries, keys) => map.showPositions(queries, keys), camera, tip, tracks, announce, changed: requestDraw, waits: (on) => stage.classList.toggle("waiting", on) });
 
   // ---- frames
 
@@ -168,7 +169,9 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     needsDraw = false;
     drawnScene = computeScene();
     const budget = createBudget(PAINT_BUDGET);
-    incompleteTiles = painter.draw(drawnScene, { look, palette, budget, state: store.state });
+    const options = { look, palette, budget, state: store.state };
+    incompleteTiles = painter.draw(drawnScene, options);
+    minimap.draw(drawnScene, options);
     if (budget.short()) invalidate(); // tiles wait for their colours
     requestTiles();
     const grain = describeGrain(drawnScene);
@@ -290,6 +293,19 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     }
   }
 
+  // The band of brackets opens once the outline of a text that is shown has arrived; a map that is fitted stays so.
+  function followOutline() {
+    const { outline, compare, second, batch } = store.state;
+    const places = [store.state, ...(compare === "side" && second ? [{ ...second, batch }] : [])];
+    const isNeeded = outline === "on" && places.map(outlines.of).some(({ query, key }) => query.length + key.length > 0);
+    if (isNeeded !== hasBand) {
+      const wasFitted = store.state.zoom !== null && isFitted();
+      hasBand = isNeeded;
+      if (wasFitted) store.set(computeFitted());
+    }
+    invalidate();
+  }
+
   function describe() {
     const { r0, r1, c0, c1 } = getRegion(computeScene());
     const { first_query: query, first_key: key } = getEntry();
@@ -303,6 +319,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   function update(state, changed) {
     if (changed.includes("dark")) look = readLook(element);
     if (changed.some((field) => COLOUR_FIELDS.includes(field))) palette = makePalette(state, look);
+    if (changed.some((field) => BAND_FIELDS.includes(field))) followOutline();
     const { m, n } = getEntry();
     if (matrixShape !== `${m} x ${n}`) {
       matrixShape = `${m} x ${n}`;
@@ -334,6 +351,24 @@ export function createMap(element, { store, transport, texts, announce, uid, too
      */
     centre(i, j, { zoom } = {}) {
       camera.goTo(i + 0.5, j + 0.5, zoom);
+    },
+    /**
+     * Bring the queries and keys at some positions of the text into view, null: any; returns whether the matrix has them.
+     *
+     * @param {Span | null} queries
+     * @param {Span | null} keys
+     */
+    showPositions(queries, keys) {
+      const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry();
+      const place = (/** @type {Span | null} */ span, /** @type {number} */ first, /** @type {number} */ count) => span && [Math.max(0, span.start - first), Math.min(count, span.stop - first)];
+      const [rows, columns] = [place(queries, firstQuery, m), place(keys, firstKey, n)];
+      const ranges = [rows, columns].filter((range) => range !== null);
+      if (ranges.some(([start, stop]) => start >= stop)) return false;
+      const { r0, r1, c0, c1, scale } = map.view();
+      const pixels = Math.min((r1 - r0) * scale, (c1 - c0) * scale);
+      const getMiddle = (/** @type {number[] | null} */ range, /** @type {number} */ otherwise) => (range ? (range[0] + range[1] - 1) / 2 : otherwise);
+      map.centre(getMiddle(rows, (r0 + r1) / 2), getMiddle(columns, (c0 + c1) / 2), { zoom: Math.log2(pixels / Math.max(...ranges.map(([start, stop]) => stop - start))) });
+      return true;
     },
     fit() {
       const { row, column, zoom } = computeFitted();
@@ -389,8 +424,8 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     async picture(dpr, signal) {
       const { width, height } = size;
       const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
-      const dense = createScene(store.state, width, height, dpr, hasSpans);
-      const paint = createPainter(canvas, { tiles, tracks, cells, texts, spans });
+      const dense = createScene(store.state, width, height, dpr, hasBand);
+      const paint = createPainter(canvas, { tiles, tracks, cells, texts, outlines });
       const options = { look, palette, budget: { left: () => true }, state: store.state };
       try {
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
@@ -413,7 +448,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       Object.values(timers).forEach(clearTimeout);
       cleanups.forEach((cleanup) => cleanup());
       camera.stop();
-      for (const part of [tip, tiles, tracks, cells]) part.destroy();
+      for (const part of [tip, tiles, tracks, cells, minimap]) part.destroy();
       stage.remove();
     },
   };
@@ -424,8 +459,10 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   /** @type {(() => void)[]} */
   const cleanups = [
     store.on(DRAW_FIELDS, update),
-    store.on(["hover", "pin"], requestDraw),
+    store.on(["hover"], requestDraw),
+    store.on(["pin"], invalidate), // the minimap leaves it free
     texts.on(invalidate),
+    outlines.on(followOutline),
     createGestures(overlay, pointing),
     () => resizeObserver.disconnect(),
     () => density?.removeEventListener("change", watchDensity),
@@ -433,6 +470,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   ];
   overlay.addEventListener("blur", handleBlur);
   matrixShape = `${getEntry().m} x ${getEntry().n}`;
+  followOutline();
   watchDensity();
   if (store.state.zoom !== null) camera.hold();
   describe();

@@ -1,7 +1,8 @@
 // One frame of the map on its canvas: hatching, heads, numbers, tracks, axes, frame and names.
 
-import { getContext } from "./canvas.js";
-import { drawAxes, truncate } from "./axes.js";
+import { drawAxes } from "./axes.js";
+import { drawBorders, getShownStretches } from "./brackets.js";
+import { getContext, truncate } from "./canvas.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
 import { createHatching } from "./look.js";
@@ -23,9 +24,9 @@ const TRACK_SIDES = /** @type {const} */ (["top", "left"]);
  * A painter on `canvas`. `draw(scene, options)` draws a scene and returns what was missing.
  *
  * @param {HTMLCanvasElement} canvas
- * @param {{ tiles: Tiles, tracks: Tracks, cells: Cells, texts: Texts, spans: NamedSpan[] }} options
+ * @param {{ tiles: Tiles, tracks: Tracks, cells: Cells, texts: Texts, outlines: Outlines }} options
  */
-export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
+export function createPainter(canvas, { tiles, tracks, cells, texts, outlines }) {
   const ctx = getContext(canvas, { alpha: false });
   /** @type {FrameOptions} */
   let frameOptions; // {look, palette, budget, state} of the frame that is being drawn
@@ -109,6 +110,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     for (const layer of pane.patches) drawPatch(pane, layer, drawn);
     drawEmptyRows(pane);
     drawGrids(pane);
+    if (pane.gutter.band) drawBorders(ctx, pane, getShownStretches(outlines, pane, scale), { scale, dpr, look, whole: scene.compare === "triangle" });
     ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
     const layers = pane.layers.slice(-1);
     drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => getTarget(scene, pane, i, j) });
@@ -190,7 +192,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     drawFrame(pane);
     const names = getTrackNames(pane.entry);
     for (const side of TRACK_SIDES) drawTrack(ctx, pane, side, names[side], tracks.get(pane.source, names[side]), { scale, look });
-    drawAxes(ctx, pane, pane.entry, { scale, tokens: texts.of(pane.source), spans, look });
+    drawAxes(ctx, pane, pane.entry, { scale, tokens: texts.of(pane.source), stretches: getShownStretches(outlines, pane, scale), look });
     ctx.restore();
   }
 

@@ -1,22 +1,24 @@
 // Hover, tooltip and pin: by the pointer, or by keys at the centre of the map.
 
 import { getPlace } from "../data/state.js";
+import { describeKind, findBracket, getStretchName } from "./brackets.js";
 import { clamp } from "./geometry.js";
 import { computeArrowStep } from "./gestures.js";
 import { getTrackNames } from "./painter.js";
-import { findCell, getTarget, findTrack } from "./scene.js";
-import { describeTrack, findPeak } from "./tracks.js";
+import { formatInteger } from "../data/numbers.js";
+import { findCell, getTarget, findTrack, findTrackLabel } from "./scene.js";
+import { describeTrack, explainTrack, findPeak } from "./tracks.js";
 import { t } from "../words/words.js";
 
 const DOUBLE_CLICK = 500; // ms in which two clicks may be a double click
 
 /**
- * `scene()` returns what is drawn; `changed()` requests a frame; `waits(on)` shows that a click waits. The result is
- * also the target of the gestures.
+ * `scene()` returns what is drawn, `outlines()` what is bracketed along its axes; `go(queries, keys)` brings positions into
+ * view; `changed()` requests a frame; `waits(on)` shows that a click waits. The result is also the target of the gestures.
  *
- * @param {{ store: Store, scene: () => Scene, camera: Camera, tip: Tip, tracks: Tracks, announce: Announce, changed: () => void, waits: (on: boolean) => void }} options
+ * @param {{ store: Store, scene: () => Scene, outlines: () => Outlines | null, go: (queries: Span | null, keys: Span | null) => unknown, camera: Camera, tip: Tip, tracks: Tracks, announce: Announce, changed: () => void, waits: (on: boolean) => void }} options
  */
-export function createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed, waits }) {
+export function createPointing({ store, scene: getScene, outlines: getOutlines, go, camera, tip, tracks, announce, changed, waits }) {
   /** @type {Point | null} */
   let pointer = null; // where the pointer is, in CSS pixels
   let keyboard = false; // whether the crosshair is at the centre, moved by keys
@@ -59,6 +61,27 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     tip.showTrack({ source: pane.source, label: describeTrack(name).label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
   }
 
+  /**
+   * What stands beside the map under the pointer: a track, the label of one, or a bracket.
+   *
+   * @param {Point} place
+   */
+  function showMargin(place) {
+    const { x, y } = place;
+    const drawnScene = getScene();
+    const track = findTrack(drawnScene, x, y);
+    const label = track ? null : findTrackLabel(drawnScene, x, y);
+    const bracket = track || label ? null : findBracket(drawnScene, getOutlines(), x, y);
+    if (track) showTrack(track, place);
+    else if (label) {
+      const name = getTrackNames(label.pane.entry)[label.side];
+      tip.showNote(describeTrack(name).label, explainTrack(name, tracks.get(label.pane.source, name).range), place);
+    } else if (bracket) {
+      const { kind, start, stop } = bracket.stretch;
+      tip.showNote(getStretchName(bracket.stretch), t("{0}, tokens {1} to {2}; a click goes there", describeKind(kind), formatInteger(start), formatInteger(stop - 1)), place);
+    } else tip.hide();
+  }
+
   // Zoomed out a pixel is a block: its largest cell is fetched and pinned.
   /** @param {Hit | null} hit */
   async function pin(hit) {
@@ -85,6 +108,16 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     const unpin = before && before.i === cell.i && before.j === cell.j;
     store.set({ pin: unpin ? null : cell });
     announce(unpin ? t("Let go") : t("Pinned query {0}, key {1}", cell.i + hit.pane.firstQuery, cell.j + hit.pane.firstKey));
+  }
+
+  /**
+   * Go to what a bracket names: of one text its rows and its columns.
+   *
+   * @param {BracketHit} hit
+   */
+  function showStretch({ pane, side, stretch }) {
+    const isShared = pane.entry.kind !== "cross";
+    go(isShared || side === "query" ? stretch : null, isShared || side === "key" ? stretch : null);
   }
 
   /**
@@ -135,8 +168,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       ownsHover = true;
       if (!target) {
         store.set({ hover: null, reading: null });
-        const track = place && findTrack(drawnScene, place.x, place.y);
-        if (track) showTrack(track, place);
+        if (place) showMargin(place);
         else tip.hide();
         return;
       }
@@ -166,7 +198,9 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       if (now - clickedAt > DOUBLE_CLICK) pinBefore = store.state.pin;
       clickedAt = now;
       pointing.point(x, y);
-      pin(findCell(getScene(), x, y));
+      const bracket = findBracket(getScene(), getOutlines(), x, y);
+      if (bracket) showStretch(bracket);
+      else pin(findCell(getScene(), x, y));
     },
     double(/** @type {number} */ x, /** @type {number} */ y, /** @type {boolean} */ out) {
       clickCount += 1;

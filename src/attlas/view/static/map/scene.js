@@ -54,10 +54,10 @@ function getPaneNames(info, compare, source, other) {
  * @param {number} width
  * @param {number} height
  * @param {number} dpr
- * @param {boolean} hasSpans
+ * @param {boolean} hasBand
  * @returns {Scene}
  */
-export function createScene(state, width, height, dpr, hasSpans) {
+export function createScene(state, width, height, dpr, hasBand) {
   const { info, batch, variant, pool, second } = state;
   const { row, column, zoom } = getPlace(state);
   const scale = 2 ** zoom;
@@ -67,7 +67,7 @@ export function createScene(state, width, height, dpr, hasSpans) {
   const other = second && compare !== "none" ? createSource({ ...second, batch, variant, pool }) : null;
   const sources = compare === "side" && other ? [first, other] : [first];
   const finest = getFinestLevel(info, first, ...(other ? [other] : []));
-  const boxes = computePanes(width, height, scale, { side: compare === "side", hasSpans });
+  const boxes = computePanes(width, height, scale, { side: compare === "side", hasBand });
   const panes = boxes.map((box, index) => {
     const source = sources[index];
     const entry = info.entries[source.entry];
@@ -190,6 +190,25 @@ export function findTrack(scene, x, y) {
     if (y >= top && y < bottom && x <= base.left && x > base.left - gutter.track) {
       return { pane, side: "left", ...getRange(pane.row(y), pane.row(y + 1), entry.m) };
     }
+  }
+  return null;
+}
+
+/**
+ * The track whose label is at a place of the stage, in the upper left corner of its pane; null elsewhere.
+ *
+ * @param {Scene} scene
+ * @param {number} x
+ * @param {number} y
+ * @returns {{ pane: ScenePane, side: "top" | "left" } | null}
+ */
+export function findTrackLabel(scene, x, y) {
+  for (const pane of scene.panes) {
+    const { gutter, left, top } = pane;
+    const edge = top - gutter.band - gutter.top; // between the upper track and the axis
+    if (x < pane.x || x >= left || y < edge - gutter.track || y >= top - 14) continue;
+    if (y < edge) return { pane, side: "top" };
+    return gutter.track < 30 ? null : { pane, side: "left" }; // narrow panes have no label of the left track
   }
   return null;
 }

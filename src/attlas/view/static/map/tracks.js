@@ -26,6 +26,25 @@ export function describeTrack(name) {
 }
 
 /**
+ * What a track shows, in sentences, with the end of its scale.
+ *
+ * @param {TrackName} name
+ * @param {TrackRange | null} range
+ */
+export function explainTrack(name, range) {
+  const what = {
+    column_mass: t("The sum of each column: how much attention a key gets from all queries."),
+    column_max: t("The largest weight of each column."),
+    entropy: t("The entropy of each row in nats: 0 where one key has all the weight, log of the number of keys where all have the same."),
+    effective_keys: t("How many keys a row looks at: 1 over the sum of its squared weights."),
+    max_weight: t("The largest weight of each row."),
+  }[name];
+  if (!range) return what;
+  const scale = range.signed ? t("The scale reaches to ± {0}", formatNumber(range.high, 2)) : t("The scale ends at {0}", formatNumber(range.high, 2));
+  return `${what} ${range.log ? t("{0}, the largest of all, and is logarithmic.", scale) : t("{0}, the largest of all.", scale)}`;
+}
+
+/**
  * Largest by size and mean of a range of numbers without NaN; NaN where all are NaN.
  *
  * @param {Float32Array} values

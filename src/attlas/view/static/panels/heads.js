@@ -397,6 +397,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     thumbs.resize(Math.min(store.state.aside === "grid" ? 168 : 112, width / best) * Math.min(2, window.devicePixelRatio || 1));
     return undefined;
   }
+  // The grid scrolls alone: the map of the heads above it stays where it is.
+  /** @param {HTMLElement} button */
+  function scrollTo(button) {
+    const [box, frame] = [button, grid].map((part) => part.getBoundingClientRect());
+    if (box.top < frame.top) grid.scrollTop -= frame.top - box.top + 8;
+    else if (box.bottom > frame.bottom) grid.scrollTop += box.bottom - frame.bottom + 8;
+  }
   // The side of the pictures of all layers and heads, so that they fill the window and none is out of it.
   function fitCompact() {
     const layers = grid.querySelectorAll(".layer").length + 1;
@@ -461,7 +468,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       const chosenCell = cells.get(`${store.state.entry}:${store.state.head}`);
       if (chosenCell && grid.contains(chosenCell.button)) {
         setTabStop(chosenCell);
-        if (element.clientHeight) chosenCell.button.scrollIntoView({ block: "nearest" });
+        scrollTo(chosenCell.button);
       }
     }),
   ];

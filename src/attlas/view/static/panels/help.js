@@ -10,6 +10,8 @@ const listKeys = () => [
     ["+ −", t("nearer, farther")],
     ["0", t("the whole matrix")],
     ["d", t("to the diagonal")],
+    ["m", t("show or hide the minimap while zoomed in")],
+    ["o", t("the outline of the text")],
     [t("drag, wheel, pinch"), t("move, zoom about the pointer")],
   ]],
   [t("Heads"), [

@@ -32,6 +32,8 @@ export function createKeys(root, { store, map, announce }) {
     "/": () => store.set({ panel: "search" }),
     "?": () => store.set({ panel: store.state.panel === "help" ? "" : "help" }),
     w: () => store.set({ panel: store.state.panel === "why" ? "" : "why" }),
+    o: () => store.set({ panel: store.state.panel === "outline" ? "" : "outline" }),
+    m: () => store.set({ minimap: store.state.minimap === "on" ? "off" : "on" }),
     n: () => store.set({ step: 1 }),
     p: () => store.set({ step: -1 }),
     Escape: () => escape(),

@@ -214,12 +214,9 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
       return;
     }
     if (query.kind === "cell" || "i" in place) return;
-    const spans = [place.rows, place.columns].filter((span) => span !== null);
-    const cells = Math.max(...spans.map(([a, b]) => b - a + 1));
-    const { r0, r1, c0, c1, scale } = map.view();
-    const pixels = Math.min((r1 - r0) * scale, (c1 - c0) * scale);
-    const getMiddle = (/** @type {[number, number] | null} */ span, /** @type {number} */ otherwise) => (span ? (span[0] + span[1]) / 2 : otherwise);
-    map.centre(getMiddle(place.rows, (r0 + r1) / 2), getMiddle(place.columns, (c0 + c1) / 2), { zoom: Math.log2(pixels / cells) });
+    const { first_query: firstQuery, first_key: firstKey } = info.entries[entry];
+    const toSpan = (/** @type {[number, number] | null} */ range, /** @type {number} */ first) => range && { start: range[0] + first, stop: range[1] + first + 1 };
+    map.showPositions(toSpan(place.rows, firstQuery), toSpan(place.columns, firstKey));
     showResult("");
     announce(t("Positions {0} to {1}", formatInteger(query.start), formatInteger(query.stop)));
   }

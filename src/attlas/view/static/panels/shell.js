@@ -50,7 +50,7 @@ export function createShell(root, uid) {
     status: createSlot("status"),
     says: make("div", { class: "says" }),
     tour: make("div", { class: "tour", role: "group", "aria-label": t("Tour"), hidden: true }),
-    tools: make("div", { class: "map-tools", role: "group", "aria-label": t("Zoom") }),
+    tools: make("div", { class: "map-tools" }),
   };
   headsButton.setAttribute("aria-controls", slots.heads.id);
   const textPane = createSlot("text", "aside", { "aria-label": t("Text"), id: uid("text") });
@@ -137,7 +137,7 @@ export function createShell(root, uid) {
     };
     showHead(store.state);
     showPanes(store.state);
-    queueMicrotask(() => cleanups.push(createToolbar(tools, t("Tools")))); // once the panels have put their buttons there
+    queueMicrotask(() => cleanups.push(createToolbar(tools, t("Tools")), createToolbar(slots.tools, t("Tools of the map")))); // once the panels have put their buttons there
     cleanups.push(store.on(["entry", "head", "batch"], showHead));
     cleanups.push(store.on(["panel", "aside", "view"], showPanes));
     cleanups.push(connectThemeButton(theme, store));
