@@ -43,8 +43,7 @@ function getPaneNames(info, compare, source, other) {
   if (compare === "side") return { upper: getName(source) };
   if (!other) return {};
   if (compare === "triangle") return { upper: getName(other), lower: getName(source) };
-  if (isContrast(compare)) return { upper: `${getName(source)} ${compare === "ratio" ? "÷" : "−"} ${getName(other)}` };
-  return {};
+  return {}; // the headline over the map names both
 }
 
 /**
