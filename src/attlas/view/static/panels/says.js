@@ -1,7 +1,7 @@
 // Over the map: one sentence on what the shown head does, and a dialog with the numbers behind it.
 
 import { createDialog, make } from "./elements.js";
-import { formatNumber, getHeadMark, getHeadName, formatPercent } from "../data/numbers.js";
+import { formatNumber, getHeadMark, getHeadName, getMarkedHeadName, formatPercent } from "../data/numbers.js";
 import { isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
@@ -82,8 +82,8 @@ export function mountSays(element, { store, uid, root, tools }) {
 export function describeHead({ info, heads, entry, head, second, compare }) {
   const row = findRow(heads, entry, head);
   const kind = heads?.kinds?.[row?.kinds[0] ?? ""];
-  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getHeadName(info, second.entry, second.head);
-  const headline = `${getHeadName(info, entry, head)}${compared ? ` ${compared}` : kind ? ` ${t(kind.headline)}` : ""}`;
+  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getMarkedHeadName(info, second.entry, second.head);
+  const headline = `${compared ? getMarkedHeadName(info, entry, head) : getHeadName(info, entry, head)}${compared ? ` ${compared}` : kind ? ` ${t(kind.headline)}` : ""}`;
   if (compared) return { kind, compared, headline, sentence: describeBoth(info, heads, [{ entry, head }, second]), onText: "" };
   if (!kind || !row) return { kind, compared, headline, sentence: isSigned({ info, entry }) ? t("Weights may be negative: blue is above 0, red below.") : describeProgress(heads), onText: "" };
   const sentence = t(kind.evidence, formatPercent(row.share ?? 0));
