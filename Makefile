@@ -48,7 +48,7 @@ help: ## List these targets
 
 .PHONY: demo
 demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real text; writes ./demo-output
-	@$(BIN)/attlas demo --out "$(OUT)"
+	@$(BIN)/attlas demo --output "$(OUT)"
 
 .PHONY: test
 test: current ## Run every test and documented example, but for those of compiled programs and of GPU kernels

@@ -10,7 +10,8 @@ in a minute of panning and zooming; under 1 GB in the server; from the start of 
 over the whole matrix that is never more than a third of the pass off. Without Playwright and Chromium the page is left
 out.
 ``--what-if`` measures alone what a text is like without a head, 2,000 tokens of the shipped model, and two texts that
-differ in a word with 1,024 heads: 2 s of the process each, saved as ``what_if``.
+differ in a word with 1,024 heads: 2 s of the process each, saved as ``what_if``. ``benchmarks/viewer_answers.py``
+has the other answers: why a weight is where it is, one pair in 1,024 heads, and the time until the page is usable.
 """
 
 from __future__ import annotations

@@ -165,6 +165,12 @@ def _both_themes(image: re.Match[str]) -> str:
     return light + f'<img {before}src="{name}-dark.svg#only-dark"{after}>'
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Name the window of the search, in the language of the page: the theme gives it a role and no name."""
+    name = "搜索" if page.file.src_uri.startswith(CHINESE) else "Search"
+    return output.replace('data-md-component="search" role="dialog"', f'data-md-component="search" role="dialog" aria-label="{name}"')
+
+
 def live_page(file: Path) -> None:
     """Write the viewer's page on the shipped model and 512 tokens of a text, which works without a server."""
     from attlas.cli import main

@@ -651,7 +651,7 @@ def test_two_recordings_are_compared_head_by_head(browse: Any) -> None:
     with served(atlases[0], title="before", compare=atlases[1], compare_title="after") as url:
         page = browse(url)
         assert {"s": "2.0", "m": "ratio"}.items() <= state(page).items()
-        assert page.locator(".says-sentence").inner_text() == "divided by after: Layer 0, head 0"
+        assert page.locator(".says b").inner_text() == "Layer 0, head 0 divided by ② Layer 0, head 0"
         page.keyboard.press("}")  # the same head of the other recording goes along
         until(page, "location.hash.includes('s=3.0')")
         page.evaluate("location.hash += '&z=5&r=30.5&c=20.5'")

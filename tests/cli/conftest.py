@@ -104,5 +104,5 @@ def complaint(refusal: Run) -> Run:
 def demo_folder(model_and_text: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder that one run of the demo has filled."""
     out = tmp_path_factory.mktemp("demo")
-    assert main(["demo", *model_and_text, "--out", str(out)]) == 0
+    assert main(["demo", *model_and_text, "--output", str(out)]) == 0
     return out

@@ -86,7 +86,7 @@ def test_a_narrow_terminal_has_no_longer_lines(
 
 
 def test_the_example_has_the_weights_of_the_head(tmp_path: Path, said: Run) -> None:
-    out = said("demo", "--model", models.path(), "--text", timeit.__file__, "--tokens", 300, "--out", tmp_path)
+    out = said("demo", "--model", models.path(), "--text", timeit.__file__, "--tokens", 300, "--output", tmp_path)
     atlas = attlas.load(tmp_path / "run.atlas")
     head = max(heads_of(atlas), key=lambda head: head.prominence)
     query = telling_query(atlas, head.layer, head.head)
@@ -122,7 +122,7 @@ def test_report_is_named_before_the_other_texts_are_read(
 
     monkeypatch.setattr("attlas.cli.demo.write_demo", read_corpus)
     monkeypatch.setattr("attlas.cli.demo.picture.draw", lambda *_: None)
-    assert main(["demo", "--tokens", "80", "--out", str(tmp_path), "--no-browser"]) == 0
+    assert main(["demo", "--tokens", "80", "--output", str(tmp_path), "--no-browser"]) == 0
     told = "".join(capsys.readouterr().out.split())  # a line may end within a long path
     before, _, _ = told.partition("reading64texts")
     assert f"{tmp_path / 'report.html'}" in before
@@ -177,7 +177,7 @@ def test_tokens_inside_a_character_have_no_text(model_folder: Path) -> None:
 
 def test_the_shipped_model_has_the_heads_that_the_demo_is_about(tmp_path: Path, said: Run) -> None:
     text = Path(timeit.__file__)
-    out = said("demo", "--model", models.path(), "--text", text, "--tokens", 512, "--out", tmp_path)
+    out = said("demo", "--model", models.path(), "--text", text, "--tokens", 512, "--output", tmp_path)
     atlas = attlas.load(tmp_path / "run.atlas")
     heads = heads_of(atlas)
     most_telling = max(heads, key=lambda head: head.prominence)

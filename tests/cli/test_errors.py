@@ -29,7 +29,7 @@ WRONG = {
     "more than the context": (["--tokens", "257"], "257 tokens"),
     "more than the text": (["--text", "page.txt", "--tokens", "200"], "100 tokens"),
     "no model": (["--model", "."], "no config.json in ."),
-    "no folder": (["--out", "empty.txt"], "File exists: empty.txt"),
+    "no folder": (["--output", "empty.txt"], "File exists: empty.txt"),
 }
 
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_demonstrated(
     for file, text in texts.items():
         Path(f"{file}.txt").write_bytes(text)
     words, found = WRONG[name]
-    assert complaint("demo", *model_and_text, "--out", "out", *words) == f"demo: {found}"
+    assert complaint("demo", *model_and_text, "--output", "out", *words) == f"demo: {found}"
     assert name != "no text" or not Path("out").exists()
 
 
@@ -63,17 +63,17 @@ def test_a_link_without_a_place_opens_nothing(link: str, complaint: Run) -> None
 
 def test_models_that_cannot_be_used(model_folder: Path, tmp_path: Path, out: Path, complaint: Run) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert complaint("demo", "--model", tmp_path, "--out", out)
+    assert complaint("demo", "--model", tmp_path, "--output", out)
     config = transformers.BloomConfig(vocab_size=257, hidden_size=8, n_layer=1, n_head=1)
     transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
-    assert "Bloom" in complaint("demo", "--model", tmp_path, "--out", out)
+    assert "Bloom" in complaint("demo", "--model", tmp_path, "--output", out)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_out_that_cannot_be_written(tmp_path: Path, refusal: Run) -> None:
     tmp_path.chmod(0o500)
-    assert "found: Permission denied" in refusal("demo", "--out", tmp_path / "out")
+    assert "found: Permission denied" in refusal("demo", "--output", tmp_path / "out")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--nonsense"], ["demo", "--tokens", "many"]])
@@ -91,7 +91,7 @@ def test_control_c_is_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("attlas.cli.demo.load", interrupted)
-    assert main(["demo", "--out", str(out)]) == 130
+    assert main(["demo", "--output", str(out)]) == 130
     assert capsys.readouterr().err.endswith("attlas: stopped.\n")
 
 

@@ -37,31 +37,32 @@ def test_errors_are_shown_where_there_is_room(monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_writes_numbers_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plot, numbers = tmp_path / "scaling.png", tmp_path / "scaling.json"
-    assert main([*SMALL, "--distribution", "laplace", "--seed", "3", "--plot", str(plot), "--json", str(numbers)]) == 0
+    plot = tmp_path / "scaling.png"
+    words = [*SMALL, "--distribution", "laplace", "--seed", "3", "-o", str(plot)]
+    assert main([*words, "--json"]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
-    data = json.loads(numbers.read_text("utf-8"))
+    data = json.loads(capsys.readouterr().out)
     rows = data.pop("rows")
     assert data == {"distribution": "laplace", "keys": 16, "queries": 8, "seed": 3}
     assert rows == scaling.study([4, 32], keys=16, queries=8, distribution="laplace", seed=3).table()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["scaling.json", "scaling.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["scaling.png"]
+    assert main(words) == 0
     assert str(plot) in capsys.readouterr().out
 
 
-def test_sizes_may_go_on_by_themselves(tmp_path: Path) -> None:
-    numbers = tmp_path / "sizes.json"
-    assert main(["scaling", "--sizes", "2,4,...,32", "--keys", "4", "--queries", "2", "--json", str(numbers)]) == 0
-    assert [row["d"] for row in json.loads(numbers.read_text("utf-8"))["rows"][::2]] == [2, 4, 8, 16, 32]
+def test_sizes_may_go_on_by_themselves(said: Run) -> None:
+    numbers = json.loads(said("scaling", "--sizes", "2,4,...,32", "--keys", "4", "--queries", "2", "--json"))
+    assert [row["d"] for row in numbers["rows"][::2]] == [2, 4, 8, 16, 32]
 
 
 @pytest.mark.parametrize("target", ["variance=2", "entropy=1.5"])
 def test_measures_a_model(tmp_path: Path, target: str, said: Run, model_and_text: tuple[str, ...]) -> None:
-    plot, numbers = tmp_path / "heads.svg", tmp_path / "heads.json"
+    plot = tmp_path / "heads.svg"
     arguments = [*model_and_text, "--tokens", "100", "--target", target]
-    out = said("scaling", *arguments, "--plot", plot, "--json", numbers)
+    out = said("scaling", *arguments, "-o", plot)
     assert "tiny reads 100 tokens of greet <b>.py; heads of size 8" in out
     assert plot.read_text("utf-8").startswith("<?xml")
-    data = json.loads(numbers.read_text("utf-8"))
+    data = json.loads(said("scaling", *arguments, "--json"))
     assert [(row["layer"], row["head"]) for row in data["rows"]] == [(la, h) for la in range(2) for h in range(3)]
     for row in data["rows"]:
         assert row["entropy"] == pytest.approx(row["entropy_predicted"], abs=0.3)  # a random model is independent
@@ -82,8 +83,8 @@ ERRORS = [
     (["--sizes", "1000000"], "512 keys of size 1,000,000: 512,000,000 numbers"),
     (["--keys", "1"], "--keys 1"),
     (["--queries", "0"], "--queries 0"),
-    (["--plot", "a.gif"], "--plot a.gif"),
-    (["--json", "none/a.json"], "No such file or directory: none"),
+    (["-o", "a.gif"], "-o a.gif"),
+    (["-o", "none/a.png"], "No such file or directory: none"),
     (["--text", "a.txt"], "--text without --model"),
     (["--model", "x", "--keys", "4"], "--keys and --model"),
     (["--model", "x", "--target", "entropy"], "--target entropy"),

@@ -249,7 +249,7 @@ def test_the_demo_saves_its_run(demo_folder: Path) -> None:
 def test_the_demo_says_how_to_open_it_and_never_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model_and_text: tuple[str, ...]
 ) -> None:
-    given = ["demo", *model_and_text, "--out", str(tmp_path / "out")]
+    given = ["demo", *model_and_text, "--output", str(tmp_path / "out")]
     assert main(given) == 0  # nobody sits here
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"  attlas view {tmp_path / 'out' / 'run.atlas'}  pans and zooms through every cell, in the browser"
@@ -263,7 +263,7 @@ def test_the_demo_replaces_nothing_but_a_run(tmp_path: Path, complaint: Run) -> 
     letter = tmp_path / "run.atlas" / "letter.txt"
     letter.parent.mkdir()
     letter.write_text("keep me")
-    assert complaint("demo", "--out", tmp_path) == f"demo: no atlas: {letter.parent}"
+    assert complaint("demo", "--output", tmp_path) == f"demo: no atlas: {letter.parent}"
     assert letter.read_text() == "keep me"
 
 

@@ -33,16 +33,24 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "induction" in told.out
     assert "tokens/s" in told.err
     assert main(["join", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "both")]) == 0
-    assert main(["corpus", str(tmp_path / "both"), "--export", "headvis", str(tmp_path / "tree")]) == 0
+    assert main(["corpus", str(tmp_path / "both"), "--export", "headvis", "-o", str(tmp_path / "tree")]) == 0
     assert len(list((tmp_path / "tree" / "heads").iterdir())) == 24
-    for command in (["stats"], ["picture", "-o", str(tmp_path / "x.png")], ["export", "-o", str(tmp_path / "x.html")]):
+    for command in (["stats"], ["picture", "-o", str(tmp_path / "x.png")]):
         assert main([command[0], str(tmp_path / "both"), *command[1:]]) == 2
         told = capsys.readouterr().err
         assert f"found: a corpus: {tmp_path / 'both'}" in told
         assert f"fix: attlas view {tmp_path / 'both'}" in told
     texts = [attlas.load(tmp_path / name).config["counts"]["texts"] for name in ("a", "b", "both")]
     assert texts[0] + texts[1] == texts[2]
-    for wrong in (["corpus", "shipped"], ["corpus", str(tmp_path / "both"), "--export", "other", str(tmp_path / "x")]):
+    both = str(tmp_path / "both")
+    for wrong in (
+        ["corpus", "shipped"],
+        ["corpus", both, "--export", "headvis"],
+        ["corpus", both, str(words), "--export", "headvis", "-o", str(tmp_path / "x")],
+        ["corpus", str(words), "--export", "headvis", "-o", str(tmp_path / "x")],
+        ["report", both, "--heads", "2.4", "-o", str(tmp_path / "x.html")],
+        ["report", both, both, "-o", str(tmp_path / "x.txt")],
+    ):
         assert main(wrong) == 2
     assert main(["corpus", "shipped", str(words / "c.py"), "-o", str(tmp_path / "a")]) == 2
     assert "one corpus" in capsys.readouterr().err
@@ -64,7 +72,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr("attlas.cli.corpus._HELD_OUT_MODULES", ("this", "_sitebuiltins"))  # short ones
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    assert main(["demo", "--tokens", "64", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--tokens", "64", "--output", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "All heads over 2 texts" in told
     assert "heads.html" in told

@@ -8,13 +8,13 @@ import ast
 import importlib
 import json
 import re
-import warnings
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from tests.sites import built_site
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -177,17 +177,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    pytest.importorskip("mkdocstrings", reason="the site is built with mkdocs-material and mkdocstrings")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
-    folder = tmp_path_factory.mktemp("site")
-    with warnings.catch_warnings():  # those of Python; mkdocs' own end a strict build
-        warnings.simplefilter("ignore")
-        config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder))
-        config.plugins.on_startup(command="build", dirty=False)
-        build(config)
-        config.plugins.on_shutdown()
+    folder = built_site(tmp_path_factory)
     return {path.resolve(): Page(path) for path in folder.rglob("*.html") if path.name != "404.html"}
 
 

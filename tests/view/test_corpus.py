@@ -211,7 +211,7 @@ def test_a_file_holds_as_many_texts_as_fit(corpus: Any, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(folder), str(folder), "--export", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(folder), str(folder), "-o", str(tmp_path / "page.html")]) == 0
     assert "opens in any browser" in capsys.readouterr().out
     assert '"head:1:3"' in (tmp_path / "page.html").read_text("utf-8")
 
@@ -228,7 +228,7 @@ def test_an_unfinished_corpus_says_so(
     )
     assert main(["view", str(tmp_path / "run")]) == 0
     assert "3 tokens in 1 texts\nnot finished: attlas corpus with the same arguments goes on" in capsys.readouterr().out
-    assert main(["corpus", str(tmp_path / "run"), "--export", "headvis", str(tmp_path / "tree")]) == 0
+    assert main(["corpus", str(tmp_path / "run"), "--export", "headvis", "-o", str(tmp_path / "tree")]) == 0
     assert "not finished" in capsys.readouterr().out
     attlas.corpus(model, [[1, 2, 3], [4, 5, 6]], tmp_path / "run")
     assert main(["view", str(tmp_path / "run")]) == 0
@@ -247,5 +247,7 @@ def test_the_command_refuses_what_is_no_corpus(
     assert "several folders must be corpora" in capsys.readouterr().err
     assert main(["view", str(folder), "--text", "book.txt"]) == 2
     assert "nothing is recorded" in capsys.readouterr().err
-    assert main(["view", str(tmp_path / "other"), "--export", "page.html"]) == 2
-    assert "attlas report" in capsys.readouterr().err
+    assert main(["view", str(folder), "-o", "page.html"]) == 2
+    assert f"fix: attlas report {folder} -o page.html" in capsys.readouterr().err
+    assert main(["report", str(folder), str(tmp_path / "other"), "-o", str(tmp_path / "page.html")]) == 2
+    assert f"fix: attlas report {tmp_path / 'other'}" in capsys.readouterr().err

@@ -100,12 +100,15 @@ def _export_corpus(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.corpus import Corpus
     from attlas.corpus.headvis import export_headvis
 
-    kind, out = arguments.export
-    if kind != "headvis":
-        raise UsageError("--export writes headvis.", kind, "--export headvis OUT")
+    out = arguments.out
+    if out is None or arguments.source is not None:
+        found = "no -o" if out is None else f"a source: {arguments.source}"
+        rule = "--export takes a corpus, and -o says where its tree goes."
+        raise UsageError(rule, found, f"attlas corpus {shlex.quote(arguments.model)} --export headvis -o tree")
     corpus = attlas.load(arguments.model)
     if not isinstance(corpus, Corpus):
-        raise UsageError("--export takes a corpus.", str(arguments.model), "attlas corpus DIR --export")
+        fix = "attlas corpus DIR --export headvis -o tree"
+        raise UsageError("--export takes a corpus.", str(arguments.model), fix)
     with terminal.step("writing"):
         export_headvis(corpus, out)
     terminal.say(f"  {terminal.style(str(out), 'bold')}  the tree of HeadVis, {len(corpus.heads)} heads")

@@ -13,6 +13,7 @@ import torch
 from attlas import models
 from attlas.cli import picture, report
 from attlas.cli.card import example_sentence
+from attlas.cli.corpora import export
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text
 from attlas.cli.formatting import counted, in_bytes, page_size
@@ -21,7 +22,7 @@ from attlas.cli.options import parse
 from attlas.cli.record import check_out, record_text
 from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.view import export, open_if_attended
+from attlas.cli.view import open_if_attended
 from attlas.foundation.installation import install_command
 from attlas.heads import Head
 from attlas.heads.classification import measure_entry
@@ -44,7 +45,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         loss = float(loaded.model(batch, labels=batch, use_cache=False).loss)
     details = {"source": source, "command": arguments.command, "unseen": is_default}
     parts = {"parts": True} if arguments.model is None else {}  # the layout of the shipped model is known
-    atlas = record_text(loaded, ids, parts, details, parse(["record", f"--out={run_folder}"]), terminal)
+    atlas = record_text(loaded, ids, parts, details, parse(["record", f"--output={run_folder}"]), terminal)
     heads = [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
     clearest = max(heads, key=lambda head: head.prominence)
     held_out = ", unseen in training" if is_default else ""
@@ -79,7 +80,7 @@ def _say_example(atlas: Atlas, head: Head, terminal: Terminal) -> None:
 def _write_files(run_folder: Path, head: Head, terminal: Terminal) -> None:
     """Write the report and name it at once; then draw all heads, and one close up, where matplotlib is installed."""
     page = run_folder.with_name("report.html")
-    report.write(parse(["report", f"--out={page}", "--", str(run_folder)]), terminal)
+    report.write(parse(["report", f"--output={page}", "--", str(run_folder)]), terminal)
     terminal.files([(page, f"{page_size(page)}: every head and its evidence; can be opened now")])
     if importlib.util.find_spec("matplotlib") is None:
         terminal.say("  no pictures: matplotlib is not installed:")
@@ -88,7 +89,7 @@ def _write_files(run_folder: Path, head: Head, terminal: Terminal) -> None:
     one = ["--card", f"--layer={head.layer}", f"--head={head.head}"]
     for name, chosen in (("atlas.png", []), ("head.png", one)):
         path = run_folder.with_name(name)
-        picture.draw(parse(["picture", f"--out={path}", *chosen, "--", str(run_folder)]), terminal)
+        picture.draw(parse(["picture", f"--output={path}", *chosen, "--", str(run_folder)]), terminal)
         what = f"a card of head {head.layer}·{head.head}, to share" if chosen else "all heads side by side"
         terminal.files([(path, what)], width=len(str(page)))
 
@@ -98,8 +99,8 @@ def _run_folder(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        rule = "--out must be a folder that can be written."
-        raise UsageError(rule, f"{error.strerror or error}: {out}", "--out ./attlas-demo") from None
+        rule = "-o must be a folder that can be written."
+        raise UsageError(rule, f"{error.strerror or error}: {out}", "-o ./attlas-demo") from None
     folder = out / "run.atlas"
     check_out(folder, overwrite=True)
     return folder

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         (_options_of_stats, "print what every head of a recording does"),
         (_options_of_picture, "draw a head of a recording, or all of them"),
         (_options_of_why, "say why a head looks where it looks"),
-        (_options_of_report, "write a recording as one HTML file"),
+        (_options_of_report, "write a recording or a corpus as one HTML file"),
         (_options_of_scaling, "show why the dot product is divided by sqrt(d)"),
         (_options_of_regress, "predict a column of a table by kernel regression"),
         (_options_of_bench, "measure this machine, beside SDPA and FlexAttention"),
@@ -96,7 +96,8 @@ def _options_of_demo(command: argparse.ArgumentParser) -> None:
     option = command.add_argument
     option("--text", **_FILE_OPTION, help=f"text to read, UTF-8 (default: {_SAMPLE_TEXT})")
     folder = Path("demo-output")
-    option("-o", "--out", **_DIR_OPTION, default=folder, help="folder for the report (default: %(default)s)")
+    results = "folder for the report (default: %(default)s)"
+    option("-o", "--output", dest="out", **_DIR_OPTION, default=folder, help=results)
     option("--tokens", **_NUMBER_OPTION, help="how many tokens to read (default: up to 2048)")
     option("--model", **_DIR_OPTION, help="folder of a Hugging Face causal model (default: the shipped GPT-2)")
     option("--no-browser", **_FLAG_OPTION, help="do not open the run in the browser at the end")
@@ -135,7 +136,7 @@ def _options_of_record(command: argparse.ArgumentParser) -> None:
     option("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
     option("--patch-sdpa", **_FLAG_OPTION, help="record a model that calls scaled_dot_product_attention by itself")
     option = command.add_argument_group("result").add_argument
-    option("-o", "--out", **_FOLDER_OPTION, required=True, help="where it goes, run.atlas")
+    option("-o", "--output", dest="out", **_FOLDER_OPTION, required=True, help="where it goes, run.atlas")
     option("--overwrite", **_FLAG_OPTION, help="replace an atlas that is there")
 
 
@@ -149,14 +150,14 @@ def _options_of_corpus(command: argparse.ArgumentParser) -> None:
     attlas corpus ./my-model books/ -o books.corpus
     attlas corpus shipped "src/**/*.py" -o code.corpus --length 2048
     torchrun --nproc-per-node 4 -m attlas corpus ./my-model texts.parquet --column text -o run.corpus
-    attlas corpus run.corpus --export headvis tree
+    attlas corpus run.corpus --export headvis -o tree
     """
     option = command.add_argument
     option("model", metavar="MODEL", help="folder of a model, its name on the hub, or shipped; for --export a corpus")
     source = "folder, file or pattern: text, .jsonl, .parquet, .arrow; - reads a pipe"
     option("source", nargs="?", metavar="SOURCE", help=source)
-    option("-o", "--out", **_DIR_OPTION, help="where the result goes, and an unfinished one is found")
-    option("--export", nargs=2, metavar=("headvis", "OUT"), help="write a corpus as the tree of HeadVis")
+    option("-o", "--output", dest="out", **_DIR_OPTION, help="where the result goes, and an unfinished one is found")
+    option("--export", choices=("headvis",), help="write a corpus as the tree of HeadVis, to -o")
     option = command.add_argument_group("what is read").add_argument
     option("--column", metavar="NAME", help="column of rows (default: text, input_ids, ids or content)")
     option("--length", **_NUMBER_OPTION, help="tokens of a text (default: 4096, or the model's context)")
@@ -176,7 +177,7 @@ def _options_of_join(command: argparse.ArgumentParser) -> None:
     """Put corpora of one model and of different texts together; every number is that of one run."""
     option = command.add_argument
     option("folders", nargs="+", **_DIR_OPTION, help="what attlas corpus has written")
-    option("-o", "--out", **_DIR_OPTION, required=True, help="where the result goes")
+    option("-o", "--output", dest="out", **_DIR_OPTION, required=True, help="where the result goes")
 
 
 def _options_of_view(command: argparse.ArgumentParser) -> None:
@@ -191,7 +192,6 @@ def _options_of_view(command: argparse.ArgumentParser) -> None:
     attlas view --model ./my-model --text book.txt -o run.atlas
     attlas view stdlib.corpus
     attlas view first.corpus second.corpus
-    attlas view stdlib.corpus --export heads.html
     """
     known = "what attlas record or attlas corpus has written; several corpora are shown side by side"
     command.add_argument("atlas", nargs="*", **_FOLDER_OPTION, help=known)
@@ -200,13 +200,12 @@ def _options_of_view(command: argparse.ArgumentParser) -> None:
     option("--text", **_FILE_OPTION, help="text to read, UTF-8; - reads a pipe")
     option("--tokens", **_NUMBER_OPTION, help="read the first N tokens only")
     option("--generate", **_NUMBER_OPTION, help="let the model write N tokens more")
-    option("-o", "--out", **_FOLDER_OPTION, help="keep the recording there (default: drop it)")
+    option("-o", "--output", dest="out", **_FOLDER_OPTION, help="keep the recording there (default: drop it)")
     option = command.add_argument_group("the viewer").add_argument
     option("--port", **_NUMBER_OPTION, help="port of 127.0.0.1 (default: the next free from 8750 on)")
     option("--no-browser", **_FLAG_OPTION, help="print the address and open nothing")
     option("--compare", **_FOLDER_OPTION, help="another recording of as many tokens, head by head")
     option("--at", metavar="LINK", help="where to open: a link copied from the viewer, or the part after its #")
-    option("--export", **_FILE_OPTION, help="write the page of a corpus as one HTML file instead")
 
 
 def _options_of_stats(command: argparse.ArgumentParser) -> None:
@@ -257,7 +256,7 @@ def _options_of_picture(command: argparse.ArgumentParser) -> None:
         **_FLAG_OPTION,
         help="1200 × 630 pixels to share: what a head does in words, and the cells that show it",
     )
-    option("-o", "--out", **_FILE_OPTION, required=True, help="head.png, .svg or .pdf")
+    option("-o", "--output", dest="out", **_FILE_OPTION, required=True, help="head.png, .svg or .pdf")
 
 
 def _options_of_why(command: argparse.ArgumentParser) -> None:
@@ -275,31 +274,39 @@ def _options_of_why(command: argparse.ArgumentParser) -> None:
     option = command.add_argument
     option("--head", metavar="L.H", required=True, help="layer and head")
     option("--at", metavar="I,J", help="positions of the query and of the key in the text")
-    option("-o", "--out", **_FILE_OPTION, help="a picture of it: .png, .svg or .pdf")
+    option("-o", "--output", dest="out", **_FILE_OPTION, help="a picture of it: .png, .svg or .pdf")
     option("--theme", choices=("light", "dark"), default="light", help="colours of the picture (default: light)")
 
 
 def _options_of_report(command: argparse.ArgumentParser) -> None:
     """Write the page of the viewer as one HTML file that needs no server.
 
-    It has every head, the text and what each token attends to. It opens at the head with the clearest pattern, and
-    loads nothing from anywhere.
+    Of a recording it has every head, the text and what each token attends to, and it opens at the head with the
+    clearest pattern. Of corpora it has all numbers and as many sampled texts as fit. It loads nothing from anywhere.
 
     Examples
     --------
     attlas report run.atlas -o report.html
     attlas report run.atlas --heads 2.4,3.2 -o report.html
+    attlas report stdlib.corpus -o heads.html
     """
-    _add_recording_folder(command)
+    known = "what attlas record or attlas corpus has written"
+    command.add_argument("atlas", **_FOLDER_OPTION, help=known)
+    command.add_argument("others", nargs="*", **_FOLDER_OPTION, help="more corpora, shown side by side")
     heads = "layer and head of those in detail (default: the head with the clearest pattern)"
     command.add_argument("--heads", metavar="L.H,...", help=heads)
-    command.add_argument("-o", "--out", **_FILE_OPTION, required=True, help="report.html")
+    command.add_argument("-o", "--output", dest="out", **_FILE_OPTION, required=True, help="report.html")
 
 
 def _options_of_scaling(command: argparse.ArgumentParser) -> None:
     """Compare variance of q·k, entropy, largest weight and slope of softmax with what theory predicts.
 
     It does so for random vectors of growing size, without and with the scale, or for every head of a model.
+
+    Examples
+    --------
+    attlas scaling -o scaling.png
+    attlas scaling --model ./my-model --text book.txt --json > heads.json
     """
     option = command.add_argument_group("random vectors").add_argument
     option("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
@@ -315,9 +322,9 @@ def _options_of_scaling(command: argparse.ArgumentParser) -> None:
     option("--tokens", **_NUMBER_OPTION, help="how many tokens to read (default: up to 2048)")
     target = "what the suggested factor of the logits is to reach: variance=1 (the default), or entropy=NATS"
     option("--target", metavar="WHAT=VALUE", help=target)
-    option = command.add_argument_group("files").add_argument
-    option("--plot", **_FILE_OPTION, help="draw the numbers: .png, .svg or .pdf")
-    option("--json", **_FILE_OPTION, help="write the numbers")
+    option = command.add_argument_group("result").add_argument
+    option("-o", "--output", dest="out", **_FILE_OPTION, help="draw the numbers: .png, .svg or .pdf")
+    option("--json", **_FLAG_OPTION, help="print all numbers as JSON")
 
 
 def _options_of_regress(command: argparse.ArgumentParser) -> None:
@@ -357,7 +364,7 @@ def _options_of_regress(command: argparse.ArgumentParser) -> None:
     option("--drop-missing", **_FLAG_OPTION, help="leave out rows with a missing value")
     option = command.add_argument_group("result").add_argument
     option("--predict", **_FILE_OPTION, help="rows to predict for; needs -o")
-    option("-o", "--out", **_FILE_OPTION, help="these rows with predictions: .csv, .tsv or .parquet")
+    option("-o", "--output", dest="out", **_FILE_OPTION, help="these rows with predictions: .csv, .tsv or .parquet")
     option("--std", **_FLAG_OPTION, help="add the standard deviation of the target around the prediction")
     option("--plot", **_FILE_OPTION, help="draw the fit, or the effect of each feature: .png .svg .pdf")
     option("--save", **_FILE_OPTION, help="keep the fit, for --load: .safetensors")

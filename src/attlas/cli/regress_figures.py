@@ -170,7 +170,8 @@ def _draw_lines(ax: Axes, at: NDArray[Any], lines: Floats, **style: Any) -> None
 def _write_titles(figure: Figure, title: str, subtitle: str, foot: str) -> None:
     """Write the lines above and below the axes, broken where the figure ends."""
     width, height = figure.get_size_inches()
-    lines = [textwrap.fill(text, int(width * 14.5)) for text in (subtitle, foot)]
+    # A space that does not break before each dot: a dot ends the line before it, and begins none.
+    lines = [textwrap.fill(text.replace(" ·", "\u00a0·"), int(width * 14.5)) for text in (subtitle, foot)]
     top = 0.62 + 0.14 * lines[0].count("\n")
     style: dict[str, Any] = {"ha": "left", "fontsize": 8, "color": pictures.SOFT, "parse_math": False}
     bold = {**style, "fontsize": 12.5, "fontweight": "bold", "color": pictures.INK}

@@ -1,19 +1,27 @@
-"""``attlas report``: a recording as one HTML file that opens in any browser, also offline."""
+"""``attlas report``: a recording or a corpus as one HTML file that opens in any browser, also offline."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
+from attlas.cli import corpora
 from attlas.cli.checks import check_target, layer_and_head
-from attlas.cli.files import title_of
+from attlas.cli.files import is_corpus, title_of
 from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
-from attlas.cli.terminal import Terminal
+from attlas.cli.terminal import Terminal, UsageError
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Write the page, and name it."""
-    write(arguments, terminal)
+    folders = [arguments.atlas, *arguments.others]
+    if len(folders) > 1 or is_corpus(folders[0]):
+        if arguments.heads is not None:
+            raise UsageError("--heads is for a recording; a corpus has all heads.", "--heads", "leave --heads out")
+        check_target(arguments.out, "-o", (".html", ".htm"))
+        corpora.export(folders, arguments.out, terminal)
+    else:
+        write(arguments, terminal)
     say_page(arguments.out, terminal)
 
 

@@ -19,7 +19,6 @@ from attlas.cli.options import DISTRIBUTIONS, KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import ShapeError
-from attlas.foundation.files import save_text
 from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:
@@ -38,11 +37,9 @@ _RANDOM_OPTIONS = (
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, print the table, and write what was asked for."""
-    if arguments.plot is not None:
-        check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
-        need("matplotlib", "--plot", install_command("plot"))
-    if arguments.json is not None:
-        check_target(arguments.json, "--json", (".json",))
+    if arguments.out is not None:
+        check_target(arguments.out, "-o", (".png", ".svg", ".pdf"))
+        need("matplotlib", "-o", install_command("plot"))
     (_measure_random if arguments.model is None else _measure_model)(arguments, terminal)
 
 
@@ -60,12 +57,15 @@ def _measure_random(arguments: Namespace, terminal: Terminal) -> None:
         "seed": arguments.seed or 0,
     }
     sizes = _parsed_sizes(arguments.sizes, settings["keys"])
-    terminal.say("attlas scaling", "bold")
     with terminal.step("drawing random queries and keys"):
         study = scaling.study(sizes, **settings)
-    terminal.say()
-    _say_study(study, terminal)
-    _write_outputs(arguments, terminal, settings, study.table(), lambda: study_figure(study))
+    if arguments.json:
+        terminal.data(json_text({**settings, "rows": study.table()}))
+    else:
+        terminal.say("attlas scaling", "bold")
+        terminal.say()
+        _say_study(study, terminal)
+    _write_picture(arguments, terminal, lambda: study_figure(study))
 
 
 def _measure_model(arguments: Namespace, terminal: Terminal) -> None:
@@ -75,7 +75,6 @@ def _measure_model(arguments: Namespace, terminal: Terminal) -> None:
             raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
     target, wanted = _parsed_target(arguments.target)
     source, text = read_text(arguments.text)
-    terminal.say("attlas scaling", "bold")
     with terminal.step("loading the model"):
         loaded = load(arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
@@ -92,11 +91,15 @@ def _measure_model(arguments: Namespace, terminal: Terminal) -> None:
     result = scaling.Heads(tuple(heads))
     title = f"{loaded.name} reads {len(ids):,} tokens of {source}"
     size = attentions[0].q.shape[-1]
-    terminal.say()
-    _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
     table = [row | {"factor": factor} for row, factor in zip(result.table(), factors, strict=True)]
     head = {"model": loaded.name, "text": source, "tokens": len(ids), "target": target, "wanted": wanted}
-    _write_outputs(arguments, terminal, head, table, lambda: heads_figure(result, title))
+    if arguments.json:
+        terminal.data(json_text({**head, "rows": table}))
+    else:
+        terminal.say("attlas scaling", "bold")
+        terminal.say()
+        _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
+    _write_picture(arguments, terminal, lambda: heads_figure(result, title))
 
 
 def _factors_of_heads(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: float) -> list[float]:
@@ -272,22 +275,14 @@ def _measure_in_words(value: float | None, name: str) -> str:
 # ------------------------------------------------------------------------------------------------- files and options
 
 
-def _write_outputs(
-    arguments: Namespace,
-    terminal: Terminal,
-    head: dict[str, Any],
-    table: list[dict[str, Any]],
-    figure: Callable[[], Figure],
-) -> None:
-    """Write plot and numbers where they are asked for."""
-    written = []
-    if arguments.plot is not None:
-        written.append((pictures.save(figure(), arguments.plot), "the numbers as a picture"))
-    if arguments.json is not None:
-        written.append((save_text(json_text({**head, "rows": table}) + "\n", arguments.json), "the numbers"))
-    if written:
+def _write_picture(arguments: Namespace, terminal: Terminal, figure: Callable[[], Figure]) -> None:
+    """Draw the numbers where that is asked for."""
+    if arguments.out is None:
+        return
+    path = pictures.save(figure(), arguments.out)
+    if not arguments.json:
         terminal.say()
-    terminal.files(written)
+        terminal.files([(path, "the numbers as a picture")])
 
 
 def _parsed_sizes(text: str | None, keys: int) -> list[int]:

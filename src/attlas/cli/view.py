@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import attlas
 from attlas import models
 from attlas.cli import record
-from attlas.cli.checks import check_target
+from attlas.cli.corpora import opened_corpora
 from attlas.cli.files import is_corpus, open_folder, title_of
-from attlas.cli.formatting import plural, say_page
+from attlas.cli.formatting import plural
 from attlas.cli.loading import load
 from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
@@ -50,18 +49,12 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     if len(folders) > 1 or any(map(is_corpus, folders)):
         _view_corpora(arguments, options, terminal)
         return
-    if arguments.export is not None:
-        fix = (
-            f"attlas report {shlex.quote(str(folders[0]))} -o {shlex.quote(str(arguments.export))}"
-            if folders
-            else "attlas report"
-        )
-        raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
     need_extra()
     _check_place(arguments.at)
     if folders and options:
         rule = "name a recording, or what is recorded now, and not both."
-        raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {shlex.quote(str(folders[0]))}")
+        fix = f"attlas view {shlex.quote(str(folders[0]))}"
+        raise UsageError(rule, f"{folders[0]} and {_option_name(options[0])}", fix)
     if not folders and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise UsageError("name a recording, or a text that is recorded now.", "neither", fix)
@@ -76,6 +69,11 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
+def _option_name(name: str) -> str:
+    """Return an option as users type it."""
+    return "-o" if name == "out" else f"--{name}"
+
+
 def _check_place(at: str | None) -> None:
     """Raise a UsageError where ``--at`` names no place: neither a link of a page nor the part after its #."""
     if at is None or all(_FIELD.fullmatch(part) for part in at.rpartition("#")[2].split("&")):
@@ -85,29 +83,27 @@ def _check_place(at: str | None) -> None:
 
 
 def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) -> None:
-    """Show corpora, or export their page; `options` are those of a recording that are given and do not fit."""
+    """Show corpora; `options` are those of a recording that are given and do not fit."""
     folders = arguments.atlas
     command = f"attlas view {shlex.quote(str(folders[0]))}"
     _check_place(arguments.at)
     if arguments.compare is not None:
         fix = f"{command} {shlex.quote(str(arguments.compare))}"
         raise UsageError("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
+    if options == ["out"]:
+        fix = f"attlas report {shlex.join(map(str, folders))} -o {shlex.quote(str(arguments.out))}"
+        raise UsageError("attlas report writes a corpus as one HTML file.", "-o", fix)
     if options:
-        raise UsageError("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", command)
-    if arguments.export is not None:
-        check_target(arguments.export, "--export", (".html", ".htm"))
-        export(folders, arguments.export, terminal)
-        say_page(arguments.export, terminal)
-    else:
-        with _exit_on_sigterm():
-            _show_corpora(folders, terminal, arguments)
+        raise UsageError("a corpus is opened as it is; nothing is recorded.", _option_name(options[0]), command)
+    with _exit_on_sigterm():
+        _show_corpora(folders, terminal, arguments)
 
 
 def _show_corpora(folders: Sequence[Path], terminal: Terminal, arguments: Namespace) -> None:
     """Serve the page of some corpora until Ctrl-C; ``--model`` is for those that do not say where theirs is."""
     from attlas.view.corpus import CorpusService
 
-    corpora = _opened_corpora(folders, terminal)
+    corpora = opened_corpora(folders, terminal, "attlas view")
     lines = []
     for corpus in corpora:
         counts, name = corpus.config["counts"], corpus.config["model"]["name"]
@@ -120,37 +116,6 @@ def _show_corpora(folders: Sequence[Path], terminal: Terminal, arguments: Namesp
     with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
         _serve_until_stopped(service, [*lines, "Ctrl-C closes it"], terminal, arguments)
     terminal.complain("the viewer is closed.")
-
-
-def export(folders: Sequence[Path], path: Path, terminal: Terminal) -> None:
-    """Write the page of some corpora as one file that works offline.
-
-    Parameters
-    ----------
-    folders : sequence of Path
-        What `attlas corpus` has written.
-    path : Path
-        The file.
-    terminal : Terminal
-        Where progress is shown.
-    """
-    from attlas.view import export_corpus
-
-    corpora = _opened_corpora(folders, terminal)
-    with terminal.shares("writing the page") as tell:
-        export_corpus(corpora, path, titles=[folder.resolve().name for folder in folders], progress=tell)
-
-
-def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
-    """Return the corpora of several folders; raise a UsageError for a folder that holds none."""
-    corpora = []
-    for folder in folders:
-        if not is_corpus(folder):
-            rule = "several folders must be corpora; a recording is opened alone."
-            raise UsageError(rule, str(folder), f"attlas view {shlex.quote(str(folder))}")
-        with terminal.step(f"opening {folder.name}"):
-            corpora.append(attlas.load(folder))
-    return corpora
 
 
 def _loader_of_model(corpus: Corpus, given: str | None) -> Loader | NoModelError:
@@ -292,7 +257,7 @@ def _record_for_view(arguments: Namespace, stack: contextlib.ExitStack, terminal
     if folder is None:
         beside = stack.enter_context(tempfile.TemporaryDirectory(prefix="attlas-view-", ignore_cleanup_errors=True))
         folder = Path(beside) / "run.atlas"
-    words = ["record", "--out", str(folder)]
+    words = ["record", "--output", str(folder)]
     for name in ("model", "text", "tokens", "generate"):
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name}", str(value)]

@@ -238,6 +238,7 @@ class Source:
             raise DtypeError(rule, kind(shown), fix, shown=type(shown).__name__, where="Service()")
         self.atlas = shown
         self.title = title or shown.model or "attlas"
+        self.first_title = self.title
         self.texts: list[Text] = []
         self.entries: list[Shown] = []
         self.images = ShownImages(shown)
@@ -311,6 +312,7 @@ class Source:
         return {
             "key": self.key,
             "title": self.title,
+            "first_title": self.first_title,
             "model": self.atlas.model,
             "text_length": self.length,
             "texts": [len(text) for text in self.texts],

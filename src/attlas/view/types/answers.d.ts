@@ -103,6 +103,8 @@ interface TypedPartsFacts {
 interface Info {
   key: string;
   title: string;
+  /** The title of the first recording alone, where a second one is compared with it. */
+  first_title: string;
   model: string;
   text_length: number;
   texts: number[];

@@ -99,12 +99,22 @@ export function computeTicks(low, high, maxTicks) {
  * @param {number} entry
  */
 export function getLayerName(info, entry) {
+  const { recording } = info.entries[entry];
+  return recording ? `${recording}: ${getOwnLayerName(info, entry)}` : getOwnLayerName(info, entry);
+}
+
+/**
+ * The name of a layer in its recording.
+ *
+ * @param {Info} info
+ * @param {number} entry
+ */
+function getOwnLayerName(info, entry) {
   const entryInfo = info.entries[entry];
   const several = info.entries.some((other) => other !== entryInfo && other.recording === entryInfo.recording && other.layer === entryInfo.layer && other.kind === entryInfo.kind);
   const kind = entryInfo.kind && entryInfo.kind !== "self" ? ` (${entryInfo.kind})` : "";
   const pass = several && entryInfo.call !== undefined && entryInfo.call !== null ? t(", pass {0}", entryInfo.call) : "";
-  const layer = t("Layer {0}{1}{2}", entryInfo.layer, kind, pass);
-  return entryInfo.recording ? `${entryInfo.recording}: ${layer}` : layer;
+  return t("Layer {0}{1}{2}", entryInfo.layer, kind, pass);
 }
 
 /**
@@ -115,9 +125,28 @@ export function getLayerName(info, entry) {
  * @param {HeadIndex} head
  */
 export function getHeadName(info, entry, head) {
+  return info.entries[entry] ? nameHead(info.entries[entry], getLayerName(info, entry), head) : "";
+}
+
+/**
+ * The name of a head where there is room for one line: a second recording is "②", as in the map of heads.
+ *
+ * @param {Info} info
+ * @param {number} entry
+ * @param {HeadIndex} head
+ */
+export function getMarkedHeadName(info, entry, head) {
   const entryInfo = info.entries[entry];
   if (!entryInfo) return "";
-  const layer = getLayerName(info, entry);
+  return `${entryInfo.recording ? "② " : ""}${nameHead(entryInfo, getOwnLayerName(info, entry), head)}`;
+}
+
+/**
+ * @param {Entry} entryInfo
+ * @param {string} layer
+ * @param {HeadIndex} head
+ */
+function nameHead(entryInfo, layer, head) {
   return head === "mean" ? t("{0}, mean of {1} heads", layer, entryInfo.heads.length) : t("{0}, head {1}", layer, entryInfo.heads[head] ?? head);
 }
 

@@ -2,7 +2,7 @@
 
 import { getCausalOffset, chooseLevel, computePanes, placePane } from "./geometry.js";
 import { createLayer, createPatchLayer } from "./layers.js";
-import { getHeadName } from "../data/numbers.js";
+import { getMarkedHeadName } from "../data/numbers.js";
 import { canDivide, haveSameCells } from "../panels/compare.js";
 import { findPatch, getFinestLevel, getBlockSide, listPatches } from "../data/held.js";
 import { isContrast, getPlace } from "../data/state.js";
@@ -39,12 +39,11 @@ export function explainRefusal({ info, entry, second, compare }) {
  * @param {Source | null} other
  */
 function getPaneNames(info, compare, source, other) {
-  const getName = (/** @type {HeadPlace} */ { entry, head }) => getHeadName(info, entry, head);
+  const getName = (/** @type {HeadPlace} */ { entry, head }) => getMarkedHeadName(info, entry, head);
   if (compare === "side") return { upper: getName(source) };
   if (!other) return {};
   if (compare === "triangle") return { upper: getName(other), lower: getName(source) };
-  if (isContrast(compare)) return { upper: `${getName(source)} ${compare === "ratio" ? "÷" : "−"} ${getName(other)}` };
-  return {};
+  return {}; // the headline over the map names both
 }
 
 /**

@@ -80,7 +80,13 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
   element.classList.add("headmap");
   element.append(make("div", { class: "headmap-line" }, kindButtons.element, input, help), grid, message);
 
+  const isCompared = info.entries.some((each) => each.recording);
   for (const [entry, entryInfo] of info.entries.entries()) {
+    const { recording } = entryInfo;
+    // Beside a second recording, the rows of each have its name above them.
+    if (isCompared && (entry === 0 || recording !== info.entries[entry - 1].recording)) {
+      grid.append(make("p", { class: "headmap-owner", title: recording || info.first_title }, recording ? `② ${recording}` : info.first_title));
+    }
     for (const head of entryInfo.heads.keys()) {
       const button = make("button", { type: "button", tabIndex: -1, disabled: !holdsHead(info, entry, head) });
       if (head === 0) button.style.gridColumn = "1";

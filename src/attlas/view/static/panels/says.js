@@ -1,7 +1,7 @@
 // Over the map: one sentence on what the shown head does, and a dialog with the numbers behind it.
 
 import { createDialog, make } from "./elements.js";
-import { formatNumber, getHeadName, formatPercent } from "../data/numbers.js";
+import { formatNumber, getHeadMark, getHeadName, getMarkedHeadName, formatPercent } from "../data/numbers.js";
 import { isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
@@ -83,13 +83,29 @@ export function mountSays(element, { store, uid, root, tools }) {
 export function describeHead({ info, heads, entry, head, second, compare }) {
   const row = findRow(heads, entry, head);
   const kind = heads?.kinds?.[row?.kinds[0] ?? ""];
-  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getHeadName(info, second.entry, second.head);
-  const headline = `${getHeadName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
-  if (compared || !kind || !row) return { kind, compared, headline, sentence: compared || (isSigned({ info, entry }) ? t("Weights may be negative: blue is above 0, red below.") : describeProgress(heads)), onText: "" };
+  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getMarkedHeadName(info, second.entry, second.head);
+  const headline = `${compared ? getMarkedHeadName(info, entry, head) : getHeadName(info, entry, head)}${compared ? ` ${compared}` : kind ? ` ${t(kind.headline)}` : ""}`;
+  if (compared) return { kind, compared, headline, sentence: describeBoth(info, heads, [{ entry, head }, second]), onText: "" };
+  if (!kind || !row) return { kind, compared, headline, sentence: isSigned({ info, entry }) ? t("Weights may be negative: blue is above 0, red below.") : describeProgress(heads), onText: "" };
   const sentence = t(kind.evidence, formatPercent(row.share ?? 0));
   const said = row.on_text;
   const onText = said ? t("On this text: {0}", t(heads.kinds[said.kind].on_text, formatPercent(said.share), formatPercent(said.chance ?? 0))) : "";
   return { kind, compared, headline, sentence: row.measures && !kindsOnBlock.includes(kind.measure) ? withSource(/** @type {MeasuredOn} */ (heads.on), kind, sentence) : sentence, onText };
+}
+
+/**
+ * What each of two heads does, as far as it is known: "2·4 remembers what came next; 3·2 attends to the token before".
+ *
+ * @param {Info} info
+ * @param {HeadTable | null} heads
+ * @param {HeadPlace[]} places
+ */
+function describeBoth(info, heads, places) {
+  const known = places.flatMap(({ entry, head }) => {
+    const kind = heads?.kinds?.[findRow(heads, entry, head)?.kinds[0] ?? ""];
+    return kind ? [`${getHeadMark(info, entry, head)} ${t(kind.headline)}`] : [];
+  });
+  return known.length === 2 ? t("{0}; {1}", known[0], known[1]) : known[0] ?? describeProgress(heads);
 }
 
 /**
