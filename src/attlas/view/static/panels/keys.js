@@ -32,13 +32,15 @@ export function createKeys(root, { store, map, announce }) {
     "/": () => store.set({ panel: "search" }),
     "?": () => store.set({ panel: store.state.panel === "help" ? "" : "help" }),
     w: () => store.set({ panel: store.state.panel === "why" ? "" : "why" }),
+    f: () => store.set({ flight: store.state.flight ? "" : "play" }),
     n: () => store.set({ step: 1 }),
     p: () => store.set({ step: -1 }),
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, aside, view, hover, pin, pointed, tour } = store.state;
+    const { panel, aside, view, hover, pin, pointed, tour, flight } = store.state;
     if (panel) store.set({ panel: "" });
+    else if (flight) store.set({ flight: "" });
     else if (tour !== null) store.set({ tour: null });
     else if (view === "lines") store.set({ view: "map" });
     else if (aside === "grid") store.set({ aside: "both" });
