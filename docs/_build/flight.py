@@ -22,8 +22,13 @@ BYTES = 1_500_000
 START, END = 1.9, 11.6  # seconds of the flight between which the map moves
 HOLD = 2000, 3500  # milliseconds of the first and the last frame
 # Frames a second and colours, the first that fits into `BYTES`.
-QUALITIES = ((8, 64), (8, 32), (6, 32), (6, 16), (4, 16))
+QUALITIES = ((8, 64), (8, 32), (6, 32), (5, 32), (4, 32), (4, 16))
 SETTLED = ".attlas-ready .overlay[aria-busy=false]"
+# Whether the page knows what the head does, which the flight says.
+MEASURED = """() => {
+  const said = document.querySelector(".says-sentence").textContent;
+  return said && !said.startsWith("Measuring");
+}"""
 # Leave the words of the bar alone in it, and give it the height that makes map and bar as high as the picture.
 PREPARE = """(height) => {
   for (const part of document.querySelectorAll(".flight .icon, .flight input")) part.style.display = "none";
@@ -57,6 +62,7 @@ def take_frames(browser: Any, address: str, times: Sequence[float]) -> list[Imag
         page.set_default_timeout(120_000)
         page.goto(address)
         page.wait_for_selector(SETTLED)
+        page.wait_for_function(MEASURED)
         page.keyboard.press("f")
         slider = page.locator(".flight input")
         page.wait_for_function("() => Number(document.querySelector('.flight input').value) > 0")

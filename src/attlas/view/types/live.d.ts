@@ -18,7 +18,8 @@ interface StoredMatrix {
   k: TensorPlace;
   lse: TensorPlace;
   sink: TensorPlace | null;
-  score: { class: string; scale: number };
+  /** Without a scale it is one over the root of the width of a query. */
+  score: { class: string; scale: number | null };
   mask: { class: string; offset?: number | null } | null;
   partial?: boolean;
   weighted?: boolean;

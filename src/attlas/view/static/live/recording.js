@@ -80,7 +80,7 @@ async function readManifest(folder) {
 function explainRefusal({ matrix, shape, queries, first_key: firstKey }) {
   if (!matrix) return t("it holds statistics, and no queries and keys");
   if (matrix.weights) return t("its weights are {0}", matrix.weights);
-  if (matrix.score?.class !== "ScaledDot" || typeof matrix.score.scale !== "number") return t("its score is {0}", matrix.score?.class ?? "?");
+  if (matrix.score?.class !== "ScaledDot" || typeof (matrix.score.scale ?? 1) !== "number") return t("its score is {0}", matrix.score?.class ?? "?");
   const [, , m, n] = shape;
   const mask = matrix.mask?.class ?? null;
   const isSquare = m === n && queries[0] === firstKey && (matrix.mask?.offset ?? 0) === 0;
@@ -169,6 +169,7 @@ function createHeadReader(folder, { entries }) {
     const [, heads, m, n] = shape;
     const { q, k, lse, score, mask } = /** @type {StoredMatrix} */ (matrix);
     const parts = await Promise.all([q, k, lse].map((place) => fetchPart(place, head, heads)));
-    return { q: parts[0], k: parts[1], lse: parts[2], m, n, width: q.shape[q.shape.length - 1], scale: score.scale, causal: mask !== null };
+    const width = q.shape[q.shape.length - 1];
+    return { q: parts[0], k: parts[1], lse: parts[2], m, n, width, scale: score.scale ?? 1 / Math.sqrt(width), causal: mask !== null };
   };
 }
