@@ -22,6 +22,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import flight
+
 IMAGES = Path(__file__).resolve().parent.parent / "images"
 TRAINING = IMAGES.parent.parent / "training"
 SIZE = {"width": 1280, "height": 800}
@@ -118,6 +121,7 @@ def main() -> None:
                 if language in languages:
                     picture = photograph(browser, f"{addresses[shot.page]}#{shot.at}", shot, theme, language)
                     store(picture, IMAGES / name)
+        flight.film(browser, f"{addresses['live']}#{PAIR}&p=max&a=none", IMAGES / flight.NAME, differs)
     print(f"screenshots  {time.perf_counter() - start:.1f} s", flush=True)
 
 

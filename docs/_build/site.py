@@ -171,24 +171,32 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return output.replace('data-md-component="search" role="dialog"', f'data-md-component="search" role="dialog" aria-label="{name}"')
 
 
-def live_page(file: Path) -> None:
-    """Write the viewer's page on the shipped model and 512 tokens of a text, which works without a server."""
-    from attlas.cli import main
+def live_page(file: Path, address: str | None) -> None:
+    """Write the page that opens others, with the shipped model and 512 tokens of a text on it; it needs no server.
 
+    Where the site has an `address`, a link to the page is shown as a card, whose picture is written beside it.
+    """
+    from attlas.cli import main
+    from attlas.view import export_live
+
+    card = file.with_name("card.png")
     with tempfile.TemporaryDirectory() as folder:
-        atlas = f"{folder}/timeit.atlas"
+        atlas, page = f"{folder}/timeit.atlas", f"{folder}/timeit.html"
         for command in (
             ["record", "--tokens", "512", "-o", atlas],
-            ["report", atlas, "--heads", "2.4,0.0,3.2", "-o", str(file)],
+            ["report", atlas, "--heads", "2.4,0.0,3.2", "-o", page],
+            *([["picture", atlas, "--card", "--layer", "2", "--head", "4", "-o", str(card)]] if address else []),
         ):
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
                 if main(command):
                     raise PluginError(said.getvalue())
+        own = {"address": f"{address}{file.name}", "image": card.name} if address else {}
+        export_live(file, holds=page, **own)
 
 
 def on_post_build(config: Any) -> None:
     """Write the page that the start page leads to, and the dark variant of each figure beside it."""
-    live_page(Path(config.site_dir) / "live.html")
+    live_page(Path(config.site_dir) / "live.html", config.site_url)
     for figure in Path(config.docs_dir).rglob("*.svg"):
         built = Path(config.site_dir) / figure.relative_to(config.docs_dir)
         built.with_name(f"{figure.stem}-dark.svg").write_text(dark(figure.read_text(encoding="utf-8")), encoding="utf-8")

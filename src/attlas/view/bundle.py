@@ -31,7 +31,10 @@ _OTHER_LANGUAGES = ("zh",)  # besides English, which is in the code
 _OFFLINE_PAGES = {
     "offline": (),
     "corpus/offline": ("corpus.css",),
+    "live/page": ("corpus.css", "live.css"),
 }  # what starts a page without a server: its further styles
+_CONNECT = "connect-src 'self' https:; "
+_FETCHING_PAGES = ("live/page",)  # those that may open what an address names
 
 
 class BundleError(AttlasError, ValueError):
@@ -179,14 +182,14 @@ def offline_page(start: str = "offline") -> str:
 
     Parameters
     ----------
-    start : {"offline", "corpus/offline"}
-        The file that starts it: the page of a recording, or that of a corpus.
+    start : {"offline", "corpus/offline", "live/page"}
+        The file that starts it: the page of a recording, that of a corpus, or the one that opens others.
 
     Returns
     -------
     str
         HTML with one script and one style sheet, which its content security policy names by their hashes;
-        everything else, and every request, is forbidden.
+        everything else, and every request, is forbidden, but that the page that opens others may fetch them.
 
     Examples
     --------
@@ -207,7 +210,7 @@ def offline_page(start: str = "offline") -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy(code, style)}">
+<meta http-equiv="Content-Security-Policy" content="{policy(code, style, fetches=start in _FETCHING_PAGES)}">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <title>attlas</title>
@@ -223,13 +226,15 @@ def offline_page(start: str = "offline") -> str:
 """
 
 
-def policy(code: str, style: str) -> str:
+def policy(code: str, style: str, *, fetches: bool = False) -> str:
     """Return the content security policy of a page with one inline script and one inline style sheet.
 
     Parameters
     ----------
     code, style : str
         Their texts, to the last character.
+    fetches : bool
+        Whether the page may fetch files: from its own host, and from others over https that allow it.
 
     Returns
     -------
@@ -244,5 +249,5 @@ def policy(code: str, style: str) -> str:
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (code, style)]
     return (
         f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; "
-        "img-src blob: data:; base-uri 'none'; form-action 'none'"
+        f"img-src blob: data:; {_CONNECT if fetches else ''}base-uri 'none'; form-action 'none'"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attlas.view import offline
+from attlas.view.about import project_address
 from attlas.view.corpus import CorpusService, NoModelError, excerpt
 from attlas.view.packing import packed
 
@@ -90,7 +91,7 @@ def _packed_answers(service: CorpusService, limit: int, tell: Callable[[float], 
             answers[f"sample:{at}:{row}:{new}"] = _pack_answer(excerpt(samples[index], _WINDOW_TOKENS))
         answers[f"head:{at}:{row}"] = _pack_answer(answer)
         tell((done + 1) / (len(places) + 1))
-    info["offline"] = {"texts": most, "window": _WINDOW_TOKENS}
+    info["offline"] = {"texts": most, "window": _WINDOW_TOKENS, "project": project_address()}
     return {"info": _pack_answer(info), **answers}
 
 

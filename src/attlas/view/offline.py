@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attlas.errors import RecordingError, ShapeError, public
@@ -111,7 +112,13 @@ def export(
 
 
 @public("export")
-def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str, start: str = "offline") -> Path:
+def write_page(
+    data: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    title: str,
+    start: str = "offline",
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """Write a page with its data to a file, whole or not at all.
 
     Parameters
@@ -124,17 +131,26 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
         What the page is called.
     start : str
         The file that starts the page, as of `bundle.offline_page`.
+    facts : mapping
+        What those say of the page who show a link to it as a card, by the names of Open Graph: ``og:image``. It has
+        its title by itself.
 
     Returns
     -------
     Path
     """
     before, _, after = bundle.offline_page(start).partition(bundle.DATA)
-    readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
-    before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
+    named = {"og:title": f"{title} · attlas", **facts}
+    metas = "".join(f'\n<meta property="{name}" content="{_escaped(value)}">' for name, value in named.items())
+    before = before.replace("<title>attlas</title>", f"<title>{_escaped(title)} · attlas</title>{metas}", 1)
     # Without "<" nothing in the data ends the element of the page that holds them.
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return save_text(f"{before}{text}{after}", path)
+
+
+def _escaped(text: str) -> str:
+    """Return a text as HTML; the name of a folder may hold bytes that are no text."""
+    return escape(text.encode("utf-8", "replace").decode())
 
 
 def _pool(service: Service, chosen: list[tuple[int, int]]) -> str:

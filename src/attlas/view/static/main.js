@@ -5,6 +5,7 @@ import { mountBookmarks } from "./panels/bookmarks.js";
 import { mountColourbar } from "./panels/colourbar.js";
 import { mountCompare } from "./panels/compare.js";
 import { mountExport } from "./panels/export.js";
+import { mountFlight } from "./panels/flight.js";
 import { mountHeads } from "./panels/heads.js";
 import { mountImage } from "./panels/image.js";
 import { mountHelp } from "./panels/help.js";
@@ -110,6 +111,7 @@ export function mount(root, transport, options = {}) {
       [mountStatus, shell.status],
       [mountSays, shell.says],
       [mountWhy, shell.tools],
+      [mountFlight, shell.map],
       [mountLines, shell.lines],
       [mountOutline, shell.tools],
       [mountBookmarks, shell.bookmarks],

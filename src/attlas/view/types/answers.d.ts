@@ -414,6 +414,8 @@ interface PackedData {
   outline_of?: number[];
   /** Packed numbers, and the details of cells. */
   parts: Record<string, PackedPart | CellDetails>;
+  /** Computes a part that is not there; null for one that does not exist. */
+  compute?: (part: string) => Promise<ArrayBuffer | null>;
 }
 
 /** The model of a notebook widget (the protocol of anywidget). */

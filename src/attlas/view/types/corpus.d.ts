@@ -40,6 +40,7 @@ interface Corpus extends Omit<CorpusInfo, "open"> {
 interface OfflineFacts {
   texts: number;
   window: number;
+  project: string | null;
 }
 /** What the server sends, and the same in the language of the page. */
 interface CorporaInfo<C = CorpusInfo> {

@@ -88,6 +88,7 @@ interface State extends View {
   progress: Progress | null;
   heads: HeadTable | null;
   step: number;
+  flight: FlightMode;
   statistic: string | null;
   pairs: Pairs | null;
   dark: boolean;

@@ -5,8 +5,18 @@ import { mountCorpus } from "./page.js";
 import { TransportError } from "../data/transport.js";
 
 export function startOffline() {
-  /** @type {{ root: HTMLElement, data: { answers: Record<string, PackedPart> } }} */
+  /** @type {{ root: HTMLElement, data: PackedCorpus }} */
   const { root, data } = readData();
+  mountCorpus(root, createPackedCorpus(data));
+}
+
+/**
+ * A transport over what the page of a corpus holds.
+ *
+ * @param {PackedCorpus} data
+ * @returns {Transport<CorpusQuestions>}
+ */
+export function createPackedCorpus(data) {
   /** @type {Map<string, Promise<unknown>>} */
   const answers = new Map();
   /** @param {string} key */
@@ -14,8 +24,7 @@ export function startOffline() {
     if (!data.answers[key]) throw new TransportError(404, "this file does not hold it");
     return JSON.parse(new TextDecoder().decode(await unpack(data.answers[key])));
   }
-  /** @type {Transport<CorpusQuestions>} */
-  const transport = {
+  return {
     /**
      * @template {keyof CorpusQuestions} N
      * @param {N} name
@@ -28,5 +37,4 @@ export function startOffline() {
       return /** @type {CorpusQuestions[N]} */ ({ json: await known, progress: 1, final: true, sampled: false });
     },
   };
-  mountCorpus(root, transport);
 }

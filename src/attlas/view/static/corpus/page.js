@@ -6,7 +6,7 @@ import { getHead, formatHeadTitle, findMeasure, listMeasures, getOpenHeads, find
 import { createHeadColumn } from "./head.js";
 import { createPickers, createScatter } from "./scatter.js";
 import { createTable } from "./table.js";
-import { createDialog, createLanguageButton, make } from "../panels/elements.js";
+import { createDialog, createLanguageButton, createProjectLink, make } from "../panels/elements.js";
 import { createLogo } from "../panels/figure.js";
 import { formatInteger } from "../data/numbers.js";
 import { createStore } from "../data/state.js";
@@ -82,7 +82,7 @@ export function mountCorpus(root, transport, options = {}) {
     const title = make("h1", { class: "title" }, joinNames(info.corpora.map(({ title, counts }) => title + (counts.complete ? "" : t(", not finished")))));
     const brand = make("div", { class: "brand" }, createLogo(), make("span", { class: "brand-name" }, "attlas"));
     const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, theme, help));
-    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, describeOffline(info.offline)) : null);
+    const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, describeOffline(info.offline), ...createProjectLink(info.offline)) : null);
     root.replaceChildren(header, body, foot, dialog, liveRegion);
 
     /** @type {{ element: HTMLElement, destroy: () => void }[]} */

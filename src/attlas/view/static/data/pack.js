@@ -51,7 +51,7 @@ export function createPackQuery(state) {
  * @param {State} state
  */
 export function getViewState(state) {
-  const { info, grain, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
+  const { info, grain, heads, hover, reading, pointed, progress, panel, step, flight, pairs, dark, ...view } = state;
   return view;
 }
 

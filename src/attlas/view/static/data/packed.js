@@ -60,7 +60,7 @@ export function createPackedTransport(data) {
   // A part by its name, unpacked once.
   /** @param {string} name */
   async function getPart(name) {
-    if (!(name in parts)) return null;
+    if (!(name in parts)) return (await data.compute?.(name)) ?? null;
     const known = unpackedParts.get(name) ?? unpack(/** @type {PackedPart} */ (parts[name]));
     unpackedParts.set(name, known);
     return known;
@@ -369,7 +369,10 @@ export function createPackedTransport(data) {
     top: async (params) => ({ json: await findLargest(params) }),
     why: async (params) => ({ json: await getReason("why", params, params.i, params.j) }),
     why_map: async (params) => ({ json: await getReason("why_map", params) }),
-    offline: () => ({ json: { data } }),
+    offline: () => {
+      if (data.compute) throw new TransportError(409, t("This page computes the weights as they are looked at; attlas report writes a page that holds them"));
+      return { json: { data } };
+    },
   };
   return {
     /**
@@ -391,11 +394,11 @@ export function createPackedTransport(data) {
 /**
  * How exact the numbers of the file are, for the help: [title, text].
  *
- * @param {Pick<PackedData, "packed" | "info">} data
+ * @param {Pick<PackedData, "packed" | "info" | "compute">} data
  * @returns {[title: string, text: string]}
  */
-export function describeNumbers({ packed, info }) {
-  const computed = t("were computed from queries and keys when the page was written");
+export function describeNumbers({ packed, info, compute }) {
+  const computed = compute ? t("are computed in this page from queries and keys") : t("were computed from queries and keys when the page was written");
   if (packed.every((each) => each.exact) && info.entries.some((each) => each.softmax === false)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32; they {0}. None is read from the picture.", computed)];
   if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
   const rows = packed.some((each) => each.kept) ? t("Of the other heads the largest {0} weights of each query are here, and blocks. ", Math.max(...packed.map((each) => each.kept))) : "";
@@ -407,7 +410,7 @@ export function describeNumbers({ packed, info }) {
 export function describeMissing(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
-  const words = [packed.length === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", packed.length, heads)];
+  const words = [data.compute ? t("{0} of {1} heads are computed here", packed.length, heads) : packed.length === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", packed.length, heads)];
   const finest = Math.min(...packed.map((each) => each.finest));
   const detailed = packed.filter((each) => each.finest === finest && !each.block);
   const names = detailed.length > 4 ? t("{0} of them", detailed.length) : detailed.map(({ entry, head }) => getHeadMark(info, entry, head)).join(t(" and "));

@@ -53,6 +53,7 @@ export const DEFAULTS = Object.freeze({
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
   step: 0, // steps of a tour requested by a key
+  flight: "", // "" | "play" | "record": a flight over the map
   statistic: null, // the name of the statistic that the heads are sorted by
   pairs: null, // null | {"entry:head": {pair, agree}}: what each head says of the pinned cell
   dark: false, // the theme that is shown

@@ -131,7 +131,7 @@ export function createMap(element, { store, transport, texts, outlines, announce
   const getEntry = () => info.entries[store.state.entry];
   const computeScene = () => createScene(store.state, size.width, size.height, size.dpr, hasBand);
   const getScene = () => drawnScene ?? computeScene();
-  const computeFitted = (/** @type {boolean} */ side = store.state.compare === "side") => computeFit(size.width, size.height, getEntry(), { side, hasBand }, ZOOM_MAX);
+  const computeFitted = (/** @type {boolean} */ side = store.state.compare === "side") => map.whole(getEntry(), side);
   const paneAt = (/** @type {number} */ x, /** @type {number} */ y) => {
     const { panes } = getScene();
     return panes.find((pane) => x >= pane.x && x < pane.x + pane.w && y >= pane.y && y < pane.y + pane.h) ?? panes[0];
@@ -342,6 +342,15 @@ export function createMap(element, { store, transport, texts, outlines, announce
       return { r0: row(field.y), r1: row(field.y + field.h), c0: column(field.x), c1: column(field.x + field.w), scale };
     },
     visibleRegion: () => getRegion(getScene()),
+    /**
+     * The place from which a matrix is seen as a whole.
+     *
+     * @param {Entry} entry
+     * @param {boolean} side whether two heads are shown beside each other
+     */
+    whole: (entry, side) => computeFit(size.width, size.height, entry, { side, hasBand }, ZOOM_MAX),
+    /** The size of the map in CSS pixels, and what is drawn on it: the matrix, and the marks over it. */
+    drawn: () => ({ ...size, layers: [base, overlay] }),
     /**
      * Bring cell (i, j) to the middle.
      *

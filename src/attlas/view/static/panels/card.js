@@ -24,9 +24,9 @@ export function drawCard({ canvas: source, width, whole: box, ring }, { headline
   ctx.fillStyle = style.soft;
   ctx.font = `22px ${style.sans}`;
   ctx.fillText(title, EDGE, y, TEXT);
-  y = drawParagraph(ctx, headline, `600 46px ${style.sans}`, style.ink, y + 76, 56);
-  y = drawParagraph(ctx, sentence, `25px ${style.sans}`, style.soft, y + 18, 36);
-  if (onText) drawParagraph(ctx, onText, `25px ${style.sans}`, style.soft, y + 12, 36);
+  y = drawParagraph(ctx, headline, `600 46px ${style.sans}`, style.ink, { x: EDGE, y: y + 76, width: TEXT, line: 56 });
+  y = drawParagraph(ctx, sentence, `25px ${style.sans}`, style.soft, { x: EDGE, y: y + 18, width: TEXT, line: 36 });
+  if (onText) drawParagraph(ctx, onText, `25px ${style.sans}`, style.soft, { x: EDGE, y: y + 12, width: TEXT, line: 36 });
   ctx.fillStyle = style.ink;
   ctx.font = `600 24px ${style.sans}`;
   ctx.fillText("attlas", EDGE, HEIGHT - EDGE);
@@ -54,26 +54,25 @@ export function drawCard({ canvas: source, width, whole: box, ring }, { headline
 const WORDS = /(?:[\u3400-\u9fff]|[^\s\u3000-\u9fff\uff00-\uffef]+)[\u3000-\u303f\uff00-\uffef]*\s*/gu;
 
 /**
- * Draw a wrapped text; returns the y of the next line.
+ * Draw a wrapped text from a place on, `width` pixels wide, its lines `line` pixels apart; returns the y of the next line.
  *
  * @param {Context} ctx
  * @param {string} text
  * @param {string} font
  * @param {string} colour
- * @param {number} y0
- * @param {number} line
+ * @param {{ x: number, y: number, width: number, line: number }} box
  */
-function drawParagraph(ctx, text, font, colour, y0, line) {
+export function drawParagraph(ctx, text, font, colour, { x, y: first, width, line }) {
   ctx.font = font;
   ctx.fillStyle = colour;
-  let [line_, y] = ["", y0];
+  let [words, y] = ["", first];
   for (const word of text.match(WORDS) ?? []) {
-    if (line_ && ctx.measureText(line_ + word.trimEnd()).width > TEXT) {
-      ctx.fillText(line_, EDGE, y);
-      [line_, y] = ["", y + line];
+    if (words && ctx.measureText(words + word.trimEnd()).width > width) {
+      ctx.fillText(words, x, y);
+      [words, y] = ["", y + line];
     }
-    line_ += word;
+    words += word;
   }
-  ctx.fillText(line_, EDGE, y, TEXT);
+  ctx.fillText(words, x, y, width);
   return y + line;
 }

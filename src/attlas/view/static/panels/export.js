@@ -1,16 +1,17 @@
 // The export dialog: a link, pictures, a table, Python, an offline page.
 
-import { createDialog, download, make, createSegmented, encodePng, formatFileName } from "./elements.js";
+import { createDialog, download, make, createSegmented, encodePng } from "./elements.js";
 import { canCompare } from "./compare.js";
 import { clampRegion, countCells, csvLimit, fetchRegion, formatTable } from "../data/csv.js";
 import { formatBytes, getHeadMark, formatInteger } from "../data/numbers.js";
 import { dataMark, createFile, listPackedHeads, createPackQuery, getViewState } from "../data/pack.js";
 import { drawCard } from "./card.js";
+import { chooseFilmType } from "./film.js";
 import { describeHead } from "./says.js";
 import { createPdf } from "./pdf.js";
 import { formatPython } from "./python.js";
 import { writeView } from "../data/state.js";
-import { drawPicture } from "./picture.js";
+import { drawPicture, nameFile, readPictureStyle } from "./picture.js";
 import { vectorLimit, createVector, wrapPicture } from "./vector.js";
 import { t } from "../words/words.js";
 
@@ -41,6 +42,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     { name: "link", title: t("Copy link"), run: copyLink, words: () => (store.state.info.held ? t("This view of this file: head, place, zoom, colours, pin.") : t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.")) },
     { name: "png", title: t("Picture"), run: savePicture, words: () => t("The map as it is shown, with axes, colour bar and a caption, as chosen below.") },
     { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
+    { name: "film", title: t("Film"), run: recordFilm, words: describeFilm },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: describeVector },
     { name: "python", title: "Python", run: copyPython, words: () => t("Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.") },
     { name: "csv", title: t("Table"), run: saveTable, words: describeTable },
@@ -91,6 +93,12 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const names = heads.map((each) => getHeadMark(state.info, each.entry, each.head)).join(t(" and "));
     return t("One HTML file with head {0}, tokens, tracks and bookmarks. The page says what is not in it.", names);
   }
+  function describeFilm() {
+    const film = chooseFilmType();
+    if (!film) return t("This browser cannot record films.");
+    const { length } = store.state.info.bookmarks ?? [];
+    return length ? t("{0}: a flight from the whole matrix along the bookmarks, recorded while it is shown.", film.name) : t("{0} of 15 seconds: from the whole matrix to two words, recorded while it is shown.", film.name);
+  }
   function describe() {
     const { info } = store.state;
     if (!info) return;
@@ -98,6 +106,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const count = countCells(getCells());
     for (const { name, button } of kinds) {
       if (name === "svg" || name === "csv") button.disabled = (name === "csv" && count > csvLimit) || count === 0;
+      else if (name === "film") button.disabled = !chooseFilmType();
       // Python has no single matrix for a mean of heads or for rows without the first key.
       else if (name === "python") button.disabled = store.state.head === "mean" || store.state.variant !== "plain";
     }
@@ -113,7 +122,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     request?.abort();
     const controller = new AbortController();
     request = controller;
-    progressBar.hidden = cancelButton.hidden = ["link", "png", "card", "python"].includes(kind.name);
+    progressBar.hidden = cancelButton.hidden = ["link", "png", "card", "film", "python"].includes(kind.name);
     progressBar.removeAttribute("value");
     showMessage("");
     try {
@@ -155,16 +164,8 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const text = formatPython(store.state, getCells());
     return (await copyText(text)) ? t("Python copied.") : text;
   }
-  const createFileName = (/** @type {string} */ ending) => {
-    const { info, entry, head } = store.state;
-    const title = formatFileName(info.title, 60) || "attlas";
-    return `${title}-${getHeadMark(info, entry, head).replace("·", "-")}.${ending}`;
-  };
-  function readStyles() {
-    const styles = getComputedStyle(root);
-    const names = ["card", "ink", "soft", "line", "land", "accent", "sans"];
-    return /** @type {PictureStyle} */ (Object.fromEntries(names.map((name) => [name, styles.getPropertyValue(`--${name}`).trim()])));
-  }
+  const createFileName = (/** @type {string} */ ending) => nameFile(store.state, ending);
+  const readStyles = () => readPictureStyle(root);
   /**
    * Fetch the tokens of the rows and columns of some cells: functions that return that of a position.
    *
@@ -213,6 +214,10 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const canvas = drawCard(await map.picture(2, signal), describeHead(state), title, readStyles(), info.project ?? "");
     download(createFileName("card.png"), await encodePng(canvas));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
+  }
+  async function recordFilm() {
+    store.set({ panel: "", flight: "record" });
+    return "";
   }
   /** @param {AbortSignal} signal */
   async function saveTable(signal) {

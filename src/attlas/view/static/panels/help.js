@@ -25,6 +25,7 @@ const listKeys = () => [
     ["/", t("search: text, 50000-60000, or 60321,102")],
     ["Escape", t("let go of the pin, close what is open")],
     ["n p", t("next, previous step of a tour")],
+    ["f", t("fly from the whole matrix to two words, or along the bookmarks")],
     ["?", t("this page")],
   ]],
 ];

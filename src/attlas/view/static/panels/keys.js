@@ -34,13 +34,15 @@ export function createKeys(root, { store, map, announce }) {
     w: () => store.set({ panel: store.state.panel === "why" ? "" : "why" }),
     o: () => store.set({ panel: store.state.panel === "outline" ? "" : "outline" }),
     m: () => store.set({ minimap: store.state.minimap === "on" ? "off" : "on" }),
+    f: () => store.set({ flight: store.state.flight ? "" : "play" }),
     n: () => store.set({ step: 1 }),
     p: () => store.set({ step: -1 }),
     Escape: () => escape(),
   };
   function escape() {
-    const { panel, aside, view, hover, pin, pointed, tour, story } = store.state;
+    const { panel, aside, view, hover, pin, pointed, tour, story, flight } = store.state;
     if (panel) store.set({ panel: "" });
+    else if (flight) store.set({ flight: "" });
     else if (tour !== null || story !== null) store.set({ tour: null, story: null });
     else if (view === "lines") store.set({ view: "map" });
     else if (aside === "grid") store.set({ aside: "both" });

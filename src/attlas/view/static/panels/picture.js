@@ -3,11 +3,34 @@
 import { getContext } from "../map/canvas.js";
 import { getBarOffset, getDivergingColours, getWeightColours } from "../map/colour.js";
 import { getBarRange, getContrastBarRange, getContrastTicks, getBarTicks } from "./colourbar.js";
-import { getHeadName, formatInteger } from "../data/numbers.js";
+import { formatFileName } from "./elements.js";
+import { getHeadMark, getHeadName, formatInteger } from "../data/numbers.js";
 import { isContrast } from "../data/state.js";
 import { describeBlock } from "./status.js";
 import { describeVariant, isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
+
+/**
+ * The name of a file about the shown head.
+ *
+ * @param {Pick<State, "info" | "entry" | "head">} state
+ * @param {string} ending
+ */
+export function nameFile({ info, entry, head }, ending) {
+  const title = formatFileName(info.title, 60) || "attlas";
+  return `${title}-${getHeadMark(info, entry, head).replace("·", "-")}.${ending}`;
+}
+
+/**
+ * The colours and the font of what is saved of a page, from its style sheet.
+ *
+ * @param {HTMLElement} root
+ */
+export function readPictureStyle(root) {
+  const styles = getComputedStyle(root);
+  const names = ["card", "ink", "soft", "line", "land", "accent", "sans"];
+  return /** @type {PictureStyle} */ (Object.fromEntries(names.map((name) => [name, styles.getPropertyValue(`--${name}`).trim()])));
+}
 
 /**
  * The caption of a picture; it names every choice that changes the numbers.
