@@ -50,6 +50,7 @@ export async function readRecording(folder) {
     },
     state: { ...DEFAULTS, entry: held[0].entry, head: 0, pool: "max" },
     packed: held,
+    story: [],
     heads: { progress: 1, columns: [], rows: held.map(({ entry, head }) => ({ entry, head, kinds: [], share: null, measures: null, on_text: null, values: {} })), kinds: {}, on: null, telling: null },
     texts: tokens ? { 0: { tokens, joined: [] } } : {},
     parts: {},
