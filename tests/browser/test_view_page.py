@@ -197,7 +197,7 @@ def test_a_key_is_drawn_where_it_is(show: Callable[..., Any], n: int) -> None:
           const hash = new URLSearchParams(location.hash.slice(1));
           const [row, column, zoom] = ["r", "c", "z"].map((name) => Number(hash.get(name)));
           const stage = document.querySelector(".stage");
-          const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans: false });
+          const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasBand: false });
           const pane = placePane(box, { row, column, scale: 2 ** zoom, dpr: 1, m: n, n });
           const canvas = document.querySelector(".stage .base");
           const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");

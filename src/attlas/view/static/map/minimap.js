@@ -1,9 +1,8 @@
 // A small picture of the whole matrix in a corner of the map while it is zoomed in, with what is in view as a rectangle.
 
 import { getContext } from "./canvas.js";
-import { clamp, placePane } from "./geometry.js";
+import { clamp, getCausalOffset, placePane } from "./geometry.js";
 import { createLayer, drawLayer } from "./layers.js";
-import { getCausalOffset } from "./geometry.js";
 import { make } from "../panels/elements.js";
 import { formatInteger } from "../data/numbers.js";
 import { getPlace } from "../data/state.js";
