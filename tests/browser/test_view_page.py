@@ -144,7 +144,7 @@ def test_a_block_and_its_largest_cell_are_what_everything_speaks_of(show: Callab
         i, j = (int(place.replace(",", "")) for place in then["places"])
         rows, columns = slice(i - i % 8, i - i % 8 + 8), slice(j - j % 8, j - j % 8 + 8)
         assert dense[i, j] == dense[rows, columns].max()
-        assert number(then["tip"]) == pytest.approx(float(dense[i, j]), rel=1e-5)
+        assert number(then["tip"]) == pytest.approx(float(dense[i, j]), rel=6e-3)  # three digits
         assert number(then["bar"]) == pytest.approx(float(dense[i, j]), rel=6e-3)
         assert sorted(page.evaluate("window.written.slice(-2)")) == sorted(then["places"])
         assert first["swatch"] == then["swatch"]  # the colour that is seen
@@ -197,7 +197,7 @@ def test_a_key_is_drawn_where_it_is(show: Callable[..., Any], n: int) -> None:
           const hash = new URLSearchParams(location.hash.slice(1));
           const [row, column, zoom] = ["r", "c", "z"].map((name) => Number(hash.get(name)));
           const stage = document.querySelector(".stage");
-          const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasSpans: false });
+          const [box] = computePanes(stage.clientWidth, stage.clientHeight, 2 ** zoom, { hasBand: false });
           const pane = placePane(box, { row, column, scale: 2 ** zoom, dpr: 1, m: n, n });
           const canvas = document.querySelector(".stage .base");
           const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");

@@ -190,7 +190,7 @@ def test_a_single_difference_and_its_offline_page(browse: Any, tmp_path: Path) -
         (r, c), size = (place // side * side for place in (i, j)), side
         block = dense[r : r + size, c : c + size].flatten()
         assert number(page.locator(".tip-weight").inner_text()) == pytest.approx(
-            float(block[block.abs().argmax()]), rel=1e-4
+            float(block[block.abs().argmax()]), rel=6e-3
         )
         _, body = saved(page, "html")
         browse.close()

@@ -37,7 +37,7 @@ export const DEFAULTS = Object.freeze({
   ink: "linear", // "linear" | "log": how the text is coloured by weights
   sort: "",
   filter: "",
-  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "why" | "export" | "compare"
+  panel: "", // what is open on top: "" | "heads" | "text" | "search" | "help" | "head" | "why" | "outline" | "export" | "compare"
   tour: null, // null | the index of the bookmark that a tour shows
   story: null, // null | the step of the tour that the recording itself has
   aside: "both", // "both" | "heads" | "text" | "none": which side panes are open on wide screens; "grid": heads alone

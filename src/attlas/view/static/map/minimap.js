@@ -1,9 +1,8 @@
 // A small picture of the whole matrix in a corner of the map while it is zoomed in, with what is in view as a rectangle.
 
 import { getContext } from "./canvas.js";
-import { clamp, placePane } from "./geometry.js";
+import { clamp, getCausalOffset, placePane } from "./geometry.js";
 import { createLayer, drawLayer } from "./layers.js";
-import { getCausalOffset } from "./geometry.js";
 import { make } from "../panels/elements.js";
 import { formatInteger } from "../data/numbers.js";
 import { getPlace } from "../data/state.js";
@@ -13,7 +12,7 @@ const MOST_SIDE = 132; // CSS pixels of its longer side,
 const LEAST_SIDE = 58; // below which there is none
 const MOST_SHARE = 0.3; // of the shorter side of the map
 const LEAST_THICKNESS = 20; // CSS pixels of its shorter side
-const MARGIN = 8; // CSS pixels to the edges of the map
+const MARGIN = 11; // CSS pixels to the edges of the map
 const FRAME = 8; // CSS pixels of its frame, both sides together
 const NAME_ROOM = 30; // CSS pixels that the names of two heads take in their corners
 const PIN_ROOM = 16; // CSS pixels about the pinned cell that stay free
