@@ -48,7 +48,8 @@ TRIAL = f"() => ({DONE})() && document.querySelector('.trial-results:not([hidden
 # Whether the page of a corpus shows its points, or that of a head its plots and the texts in view.
 CORPUS = """() => document.querySelector(".attlas-ready .scatter-plot circle, .attlas-ready .head-plots svg")
   && !document.querySelector(".loading")
-  && [...document.querySelectorAll(".sample-wait")].every((wait) => wait.getBoundingClientRect().top > innerHeight)"""
+  && ![...document.querySelectorAll(".sample-wait")].map((wait) => wait.getBoundingClientRect())
+    .some(({ top, bottom }) => top < innerHeight && bottom > 0)"""
 # Whether the browser has a font for Chinese: without one, every character is the same box.
 HAS_CHINESE = """() => {
   const draw = (text) => {

@@ -39,7 +39,7 @@ def url() -> Iterator[str]:
 
 def read(browse: Any, url: str) -> Any:
     page = browse(url)
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(150_000)  # the model is loaded and measured first
     page.get_by_role("textbox", name="Your text").fill(TEXT)
     page.keyboard.press("Control+Enter")
     says(page, "tokens read")

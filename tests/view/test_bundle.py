@@ -33,7 +33,7 @@ def test_every_module_is_in_the_widget_or_the_offline_page() -> None:
     every = bundle.widget_module() + bundle.script("offline.js") + bundle.script("live/page.js")
     defined = set(re.findall(r"^const \$(\w+) = \(\(\) => \{$", every, re.M))
     left = {path for path in modules() if path.replace("/", "_") not in defined}
-    assert left == {"boot", "closed/boot", "corpus/boot"}  # which start the pages of a server
+    assert left == {"boot", "closed/boot", "corpus/boot", "growing"}  # of the pages of a server
 
 
 def test_a_module_stands_behind_those_that_it_imports() -> None:
