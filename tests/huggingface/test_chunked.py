@@ -325,11 +325,11 @@ def long_layer(name: str, n: int) -> tuple[nn.Module, dict[str, Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["longformer", "longt5 global"])
-def test_memory_is_linear_at_16384_tokens(name: str) -> None:
+def test_memory_is_linear_at_8192_tokens(name: str) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, name, "16384"], cwd=root, capture_output=True, text=True, check=True, timeout=500
+        [sys.executable, "-c", MEMORY, name, "8192"], cwd=root, capture_output=True, text=True, check=True, timeout=500
     )
     megabytes, rows = map(float, done.stdout.split())
-    assert rows == 16384
-    assert megabytes < 300, done.stdout  # one matrix of 4 heads is 4 GiB
+    assert rows == 8192
+    assert megabytes < 150, done.stdout  # one matrix of 4 heads is 1 GiB
