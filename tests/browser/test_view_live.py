@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.atlases import atlas_of, random_matrix
-from tests.browser.conftest import CUT, READY, number, serious_faults, served, state, until
+from tests.browser.conftest import CUT, READY, number, serious_faults, state, until
 
 import attlas
 from attlas.recording.atlas import Atlas, Bookmark, Entry
@@ -126,27 +125,6 @@ def test_a_dropped_folder_is_computed_exactly(live: Any, site: Path, atlas: Atla
         assert float(found) == pytest.approx(float(atlas[1][0, 1, int(i), int(j)]), rel=2e-5, abs=1e-12)
 
 
-def test_pictures_and_curves_of_a_folder_are_those_of_the_viewer(live: Any, site: Path, atlas: Atlas) -> None:
-    page = live("#e=0&h=0&p=max")
-    drop(page, site / "run.atlas")
-    page.wait_for_selector(READY)
-    page.wait_for_function("() => !document.querySelector('.loading')")
-    pixels = "() => [...document.querySelector('.base').getContext('2d').getImageData(300, 200, 200, 200).data]"
-    own = np.array(page.evaluate(pixels))
-    with served(atlas) as url:
-        other = page.context.new_page()
-        other.goto(f"{url}#e=0&h=0&p=max")
-        other.set_viewport_size(page.viewport_size)
-        height = page.locator(".base").bounding_box()["height"]
-        shown = other.locator(".base").bounding_box()["height"]
-        other.set_viewport_size({"width": 1280, "height": round(800 + height - shown)})
-        other.wait_for_selector(READY)
-        other.wait_for_timeout(800)
-        other.wait_for_selector(READY)
-        assert np.abs(own - np.array(other.evaluate(pixels))).mean() < 0.5
-        other.close()
-
-
 @pytest.mark.parametrize("what", ["run.html", "run.atlas", "run.atlas/"])
 def test_an_address_names_what_lies_beside_it(what: str, host: str, browse: Any) -> None:
     page = browse(host, wait="", expected="404")  # all that is asked of the host is its own; it has no bookmarks.json
@@ -211,23 +189,12 @@ def refused(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_cannot_be_read_is_named_with_what_to_do(live: Any, refused: Path, site: Path) -> None:
     page = live()
     for name, words in REFUSED.items():
-        if name == "missing.atlas":
-            continue
         drop(page, refused / name)
         page.wait_for_function(
             "(words) => document.querySelector('.live-problem')?.textContent.includes(words)", arg=words
         )
     drop(page, site / "run.html")  # a refusal ends nothing
     page.wait_for_selector(READY)
-
-
-def test_a_folder_without_a_file_says_which(live: Any, refused: Path) -> None:
-    page = live(expected="missing")
-    drop(page, refused / "missing.atlas")
-    page.wait_for_selector(".attlas-ready")
-    page.wait_for_function(
-        "(words) => document.body.textContent.includes(words)", arg="0000.safetensors is missing", timeout=60_000
-    )
 
 
 def test_grouped_keys_16_bits_and_no_mask_are_read(live: Any, tmp_path: Path) -> None:

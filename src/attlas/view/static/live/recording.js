@@ -26,6 +26,8 @@ export async function readRecording(folder) {
   const tokens = listTokens(manifest);
   const entries = manifest.entries.map((record, id) => describeEntry(record, id, tokens !== null, reasons[id] === null));
   const held = entries.flatMap((entry) => (entry.readable ? entry.heads.map((_, head) => ({ entry: entry.id, head, finest: 0, block: null, exact: true, kept: 0, patches: [] })) : []));
+  const fetchHead = createHeadReader(folder, manifest);
+  await fetchHead(held[0].entry, 0); // a file that is missing or damaged is told before anything is shown
   const names = entries.filter((entry) => !entry.readable).map((entry) => `${entry.layer}: ${reasons[entry.id]}`);
   const title = manifest.details?.source ? String(manifest.details.source) : folder.name;
   return {
@@ -54,7 +56,7 @@ export async function readRecording(folder) {
     heads: { progress: 1, columns: [], rows: held.map(({ entry, head }) => ({ entry, head, kinds: [], share: null, measures: null, on_text: null, values: {} })), kinds: {}, on: null, telling: null },
     texts: tokens ? { 0: { tokens, joined: [] } } : {},
     parts: {},
-    compute: createComputedParts(createHeadReader(folder, manifest)),
+    compute: createComputedParts(fetchHead),
   };
 }
 
