@@ -9,6 +9,7 @@ from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
 from attlas.view.corpus_measures import _KNOWN_MEASURES
 from attlas.view.corpus_offline import OFFLINE
+from attlas.view.rolled import REASONS
 from attlas.view.sentences import WORDS
 from attlas.view.statistics import _COLUMN_DESCRIPTIONS, _UNKNOWN_DESCRIPTION
 
@@ -38,7 +39,9 @@ def texts_of_the_server() -> set[str]:
     about = {"Recorded", "Memory", "Again", "Made with"}
     parts = {"token", "position", "embedding", "stream", "biases", "bias of q", "bias of k", "position bias"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
-    return (columns | measures | kinds | about | parts | reasons | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {""}
+    return (columns | measures | kinds | about | parts | reasons | {*REASONS} | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {
+        ""
+    }
 
 
 def test_every_text_is_there_and_none_is_left_over() -> None:
