@@ -26,7 +26,7 @@ from attlas.view.exact import Head
 RESIDUAL = 0.5  # share of the residual connection, as of `attlas.heads.rollout`
 _MOST_CELLS = 1 << 27  # numbers of all products, which are held in memory: 512 MB
 _CELLS_AT_ONCE = 1 << 22  # weights of all heads of a layer that are written out at once
-_IMMEDIATE_PRODUCTS = 1 << 34  # multiplications that a question may wait for: some tenths of a second
+_IMMEDIATE_PRODUCTS = 1 << 33  # multiplications that a question may wait for: some tenths of a second
 _TIMED_STEPS = 4  # steps after which their time says how long the rest will take
 
 _CROSS = "Layers {0} attend to another text (cross-attention)."

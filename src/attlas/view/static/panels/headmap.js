@@ -217,8 +217,9 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");
     if (!state.pairs) return "…";
     const [pair] = createPairColumns(state);
+    const isHead = (/** @type {HeadPlace} */ { entry }) => !isRollout(info.entries[entry]);
     const others = kind === "agree" ? (/** @type {HeadPlace} */ { entry, head }) => entry !== state.entry || head !== state.head : () => true;
-    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number !== 0 && others(cell)).sort((a, b) => Math.abs(b.number) - Math.abs(a.number));
+    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number !== 0 && isHead(cell) && others(cell)).sort((a, b) => Math.abs(b.number) - Math.abs(a.number));
     const named = best.slice(0, MAX_NAMED).map(({ number, cell }) => `${getHeadMark(info, cell.entry, cell.head)} ${formatCell(number, cell.entry)}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", getHeadMark(info, state.entry, state.head));
     const known = numbers.filter((number) => number !== null).length;

@@ -194,6 +194,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
     if (head === "mean") wordsElement.replaceChildren(t("mean of {0}", layer.heads.length));
     if (canvas) Object.assign(canvas, { cell });
+    if (isRollout(layer)) button.classList.add("rollout");
     if (layer.readable === false) button.classList.add("unreadable", "drawn");
     if (!holdsHead(store.state.info, entry, head)) {
       button.classList.add("absent");
@@ -241,6 +242,9 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     cell.button.classList.toggle("second", Boolean(second && second.entry === cell.entry && second.head === cell.head));
     if (cell.head === "mean") return;
     cell.value.textContent = number === null ? "" : formatShort(number);
+    const layer = info.entries[cell.entry];
+    if (isRollout(layer)) cell.kind.textContent = t("layers {0}", cell.head === 0 ? layer.heads[0] : `${layer.heads[0]}–${layer.heads[cell.head]}`);
+    if (isRollout(layer)) return;
     const [first] = cell.row?.kinds ?? [];
     cell.kind.textContent = t(summary.kinds?.[first]?.short ?? first ?? "");
   }
@@ -324,7 +328,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const rows = [...cells.values()]
       .filter((cell) => cell.head !== "mean")
       .map((cell) => ({ cell, values: getCellValues(cell), kinds: cell.row?.kinds ?? [] }));
-    const visible = arrange(rows, { order: sortOrder, column }, filter);
+    const isFree = sortOrder === "=" && writeFilter(filter) === ""; // rollouts are no heads: they are not sorted among them
+    const visible = arrange(isFree ? rows : rows.filter(({ cell }) => !isRollout(info.entries[cell.entry])), { order: sortOrder, column }, filter);
     layOut(visible, sortOrder, filter);
     for (const cell of cells.values()) updateLabel(cell);
     statistic.fill(getColumns().map(({ name: value, label }) => ({ value, text: t(label) })));
@@ -335,7 +340,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     explain.hidden = !words;
     for (const part of [statistic, order]) part.element.hidden = !getColumns().length;
     fillKinds(rows, filter.kind);
-    const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name ?? ""] ?? NaN);
+    const values = rows.filter(({ cell }) => !isRollout(info.entries[cell.entry])).filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name ?? ""] ?? NaN);
     histogram.set(t(column?.label ?? ""), values, filter.within);
     clearButton.hidden = state.filter === "";
     const [shown, all] = [visible, rows].map((list) => list.filter(({ cell }) => !isRollout(info.entries[cell.entry])).length);
