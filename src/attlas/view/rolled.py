@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.dropout import Dropout
 from attlas.foundation.compat import cached_property
 from attlas.foundation.tiles import cut
 from attlas.masks import Causal, Mask, Padding
@@ -304,7 +303,7 @@ class RolloutWeights(SweptWeights):
     def description(self) -> str:
         return f"rollout of {len(self.head_ids)} layers"
 
-    def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+    def product(self, v: Tensor, dropout: Any = None) -> Tensor:
         return pooled(self, v, dropout)
 
     def transposed_product(self, x: Tensor) -> Tensor:
