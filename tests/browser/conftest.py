@@ -36,7 +36,7 @@ LATIN = """(attributes) => {
   }
   return [...found];
 }"""
-NAMES = {"attlas", "PNG", "SVG", "CSV", "Shift", "Enter", "Esc", "English", "float"}
+NAMES = {"attlas", "PNG", "SVG", "CSV", "Ctrl", "Shift", "Enter", "Esc", "English", "float"}
 
 
 @contextmanager

@@ -374,6 +374,7 @@ def test_the_page_opens_at_the_most_telling_head_and_says_what_it_does(show: Cal
     strengths = {
         (row["entry"], row["head"]): row["values"].get(rows["kinds"][row["kinds"][0]]["measure"] or "", 0.0)
         for row in rows["rows"]
+        if row["kinds"]  # rollouts have none
     }
     assert strengths[telling["entry"], telling["head"]] == max(strengths.values())
     page = show(atlas)  # now that the heads are known
@@ -384,8 +385,8 @@ def test_the_page_opens_at_the_most_telling_head_and_says_what_it_does(show: Cal
     kind = rows["kinds"][row["kinds"][0]]
     assert says.startswith(f"Layer {telling['entry']}, head {telling['head']} {kind['headline']}\n")
     assert f"{100 * row['values'][kind['measure']]:.1f} % of its attention" in says
-    assert page.locator(".thumb-kind").all_inner_texts() == [
-        rows["kinds"][row["kinds"][0]]["short"] for row in rows["rows"]
+    assert page.locator(".thumb:not(.rollout) .thumb-kind").all_inner_texts() == [
+        rows["kinds"][row["kinds"][0]]["short"] for row in rows["rows"] if row["kinds"]
     ]
     linked = show(atlas, "e=0&h=1&z=2&r=20&c=20")  # a link says where to begin
     assert linked.locator(".pick-head").input_value() == "1"
@@ -483,9 +484,10 @@ def shown_heads(page: Any) -> list[str]:
 
 
 def on_the_map_of_heads(page: Any) -> list[tuple[str, float]]:
-    """Name and percentage of every head of the map of layers and heads."""
+    """Name and percentage of every head of the map of layers and heads, without those of rollouts."""
     labels = page.evaluate("[...document.querySelectorAll('.headmap-grid button')].map((one) => one.ariaLabel)")
-    return [(text.split(":")[0], float(text.split(": ")[1].strip("< %")) / 100) for text in labels]
+    heads = (text for text in labels if not text.startswith("Rollout"))
+    return [(text.split(":")[0], float(text.split(": ")[1].strip("< %")) / 100) for text in heads]
 
 
 def test_a_pinned_pair_is_weighed_by_every_head(show: Callable[..., Any], small: Atlas) -> None:
@@ -502,7 +504,7 @@ def test_a_pinned_pair_is_weighed_by_every_head(show: Callable[..., Any], small:
     page.locator(".headmap-grid button[aria-pressed=true]").focus()
     page.keyboard.press("End")
     page.keyboard.press("Enter")
-    until(page, "location.hash.includes('e=1&h=1')")
+    until(page, "location.hash.includes('e=2&h=1')")  # the rollout of all layers comes last
     assert state(page)["pin"] == "100.50"
 
 
@@ -685,7 +687,7 @@ PALETTES = {"depth", "viridis", "magma", "cividis", "grey"}
 def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], small: Atlas) -> None:
     page = show(small, "pin=100.50&s=1.0&m=ratio", locale="zh-CN")
     page.wait_for_selector(".headmap-says:has-text('%')")
-    until(page, "document.querySelectorAll('.thumb.drawn').length === 4")
+    until(page, "document.querySelectorAll('.thumb.drawn:not(.rollout)').length === 4")
     assert latin_words(page, "aria-label") - NAMES - PALETTES == set()
     assert page.locator(".says b").inner_text() == "第 0 层，头 0"
     assert page.evaluate("document.documentElement.lang") == "zh"
@@ -725,7 +727,7 @@ def test_no_text_is_shown_before_the_translations_are_there(
     with served(small) as url:
         page = browse(url, locale=locale, wait="", routes={"**/words/*.json": answer_late}, script=KEEP_SHOWN)
         page.wait_for_selector(READY)
-        until(page, "document.querySelectorAll('.thumb.drawn').length === 4")
+        until(page, "document.querySelectorAll('.thumb.drawn:not(.rollout)').length === 4")
         shown = set(page.evaluate("window.shown"))
         browse.close()
     assert asked == files
@@ -761,7 +763,7 @@ def test_weights_times_norms_are_shown_everywhere(
     shares = page.locator(".largest .share").all_inner_texts()
     assert [number(text) for text in shares[:3]] == pytest.approx(dense[1, 100].topk(3).values.tolist(), rel=1e-2)
     until(page, "document.querySelector('.headmap-says').textContent.includes(':')")
-    labels = [button.get_attribute("aria-label") for button in page.locator(".headmap-grid button").all()]
+    labels = [button.get_attribute("aria-label") for button in page.locator(".headmap-grid button").all()[:4]]
     pairs = [valued.entry(at).value_weighted().to_dense()[0, head, 100, 50] for at in (0, 1) for head in (0, 1)]
     assert [number(label.split(": ")[1]) for label in labels] == pytest.approx([float(p) for p in pairs], rel=1e-2)
     # The map, its scale and the box at the pointer say the same number.

@@ -88,7 +88,7 @@ def told(page: Any) -> list[float]:
 
 
 def marks(page: Any) -> list[str]:
-    return page.locator(".thumb .thumb-mark").all_inner_texts()
+    return page.locator(".thumb:not(.rollout) .thumb-mark").all_inner_texts()
 
 
 def entropies(atlas: Atlas) -> dict[str, float]:
@@ -98,7 +98,7 @@ def entropies(atlas: Atlas) -> dict[str, float]:
 
 def test_heads_sort_and_filter_by_a_statistic(open_page: Any, atlas: Atlas) -> None:
     page = open_page()
-    until(page, "document.querySelectorAll('.thumb.drawn').length === 6")
+    until(page, "document.querySelectorAll('.thumb.drawn:not(.rollout)').length === 6")
     page.wait_for_selector("[aria-label=Statistic] option[value=entropy]", state="attached")
     assert marks(page) == ["0·0", "0·1", "0·2", "1·0", "1·1", "1·2"]
     page.select_option("[aria-label=Statistic]", "entropy")
@@ -129,7 +129,7 @@ def test_heads_sort_and_filter_by_a_statistic(open_page: Any, atlas: Atlas) -> N
 
 def test_thumbnails_show_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
     page = open_page("#p=max&pal=viridis")
-    until(page, "document.querySelectorAll('.thumb.drawn').length === 6")
+    until(page, "document.querySelectorAll('.thumb.drawn:not(.rollout)').length === 6")
     found = page.evaluate(
         """async () => {
           const [canvas] = document.querySelectorAll(".thumb canvas");
@@ -722,7 +722,7 @@ def test_the_widget_shows_the_same_page_by_messages(browse: Any, atlas: Atlas, c
 
     pump("document.querySelectorAll('.largest button').length === 8")
     assert told(page) == pytest.approx(atlas[1][0, 2, 200].topk(8).values.tolist(), rel=1e-4)
-    pump("document.querySelectorAll('.thumb.drawn').length === 6")
+    pump("document.querySelectorAll('.thumb.drawn:not(.rollout)').length === 6")
     assert page.locator(".attlas").bounding_box()["height"] == 700
     assert not page.get_by_text("a picture").is_visible()
     page.locator('.t[data-position="100"]').click()

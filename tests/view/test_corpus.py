@@ -144,7 +144,9 @@ def test_an_opened_text_says_of_the_heads_what_the_corpus_says(corpus: Any, mode
         found = json.loads(shown.answer("heads", {}).body)
         assert found["on"] == {"what": "corpus", "name": "small.corpus"}
         for _ in range(2):  # at once, and when the numbers of this text are there
-            for row, (_, wanted) in zip(found["rows"], table.iterrows(), strict=True):
+            *rows, rollout, _ = found["rows"]  # behind the heads those of the rollouts up to each layer
+            assert rollout["kinds"] == []
+            for row, (_, wanted) in zip(rows, table.iterrows(), strict=True):
                 assert (row["entry"], row["head"]) == (wanted["layer"], wanted["head"])
                 assert row["kinds"][0] == wanted["kind"]
                 measure = found["kinds"][wanted["kind"]]["measure"]

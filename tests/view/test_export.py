@@ -81,7 +81,7 @@ def test_heads_in_detail_and_overviews_equal_the_dense_matrix(tmp_path: Path, co
     assert data["texts"]["0"]["tokens"] == TOKENS
     assert data["state"] | {"entry": 1, "head": 2} == data["state"]
     assert (data["packed"][0]["entry"], data["packed"][0]["head"]) == (1, 2)
-    assert len(data["packed"]) == 6
+    assert [each["entry"] for each in data["packed"][6:]] == [2, 2]  # rollouts come behind all heads
     assert told == sorted(told)
     dense = second.to_dense()[0, 2].double().numpy()
     assert data["packed"][0] | {"finest": 0, "exact": True, "kept": 0} == data["packed"][0]
@@ -89,7 +89,7 @@ def test_heads_in_detail_and_overviews_equal_the_dense_matrix(tmp_path: Path, co
     tile = numbers(data, "tile:1:2:1:0:0", "<u2").reshape(256, 256)
     np.testing.assert_array_equal(tile == codes.MASKED, pooled(dense, 2)[:256, :256] < 0)
     np.testing.assert_allclose(codes.decode(tile), pooled(dense, 2)[:256, :256].clip(0), rtol=CODE_ERROR, atol=1e-18)
-    for each in data["packed"][1:]:
+    for each in data["packed"][1:6]:
         name, A = f"{each['entry']}:{each['head']}", (first, second)[each["entry"]]
         dense = A.to_dense()[0, each["head"]].double().numpy()
         assert (each["finest"], each["block"], each["kept"]) == (2, None, 8)
@@ -211,14 +211,14 @@ def test_cells_about_the_query_and_the_bookmarks_are_exact(
     check_patch(data, (1, 2), (500, 33), dense[1, 2])
     check_patch(data, (0, 1), (299, 20), dense[0, 1])
     counts = {(each["entry"], each["head"]): len(each["patches"]) for each in data["packed"]}
-    assert sum(counts.values()) == len(dense) + 2
+    assert sum(counts.values()) == len(dense) + 2 + 2  # two places of bookmarks, and two rollouts
 
 
 def test_cells_about_the_query_take_a_bounded_part_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_PATCH_BYTES", 3 * 4 * 64 * 64)
     monkeypatch.setattr(offline, "Packer", partial(packing.Packer, limit=1 << 19))
     data = data_of(export(recording(matrix(), matrix(seed=1)), tmp_path / "page.html", query=147))
-    assert [len(each["patches"]) for each in data["packed"]] == [1, 1, 1, 0, 0, 0]  # the most telling heads first
+    assert [len(each["patches"]) for each in data["packed"]] == [1, 1, 1, *5 * [0]]  # the most telling heads first
 
 
 def test_a_page_of_the_viewer_has_the_cells_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_what_is_looked_at_comes_first(long: attlas.AttentionMatrix) -> None:
     distance = [abs((band + 0.5) * job.result.height - job.row) for band in order]
     assert distance == sorted(distance)
     assert not job.step()
-    assert job.seconds_left == 0
+    assert job.told["seconds_left"] == 0
     store.close()
 
 

@@ -72,9 +72,9 @@ def test_every_head_gets_its_numbers_and_kinds(service: Service, recorded: Atlas
     assert early["progress"] == 0
     entries = len(recorded.entries)
     heads = recorded.entries[0].shape[1]
-    assert [(row["entry"], row["head"]) for row in early["rows"]] == [
-        (e, h) for e in range(entries) for h in range(heads)
-    ]
+    of_layers = [(e, h) for e in range(entries) for h in range(heads)]
+    rollouts = [(entries, depth) for depth in range(entries)]
+    assert [(row["entry"], row["head"]) for row in early["rows"]] == [*of_layers, *rollouts]
     while (found := facts(service, "heads"))["progress"] < 1:
         pass
     names = [column["name"] for column in found["columns"]]
@@ -83,7 +83,8 @@ def test_every_head_gets_its_numbers_and_kinds(service: Service, recorded: Atlas
     assert all(
         column["label"] and set(column) == {"name", "label", "unit", "description"} for column in found["columns"]
     )
-    for row in found["rows"]:
+    assert all(row["kinds"] == [] and row["values"]["entropy"] > 0 for row in found["rows"][len(of_layers) :])
+    for row in found["rows"][: len(of_layers)]:
         assert row["kinds"]
         assert list(row["values"]) == names
         A = recorded.entries[row["entry"]].need_matrix()[0, row["head"]]

@@ -10,6 +10,7 @@ from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
 from attlas.view.corpus_measures import _KNOWN_MEASURES
 from attlas.view.corpus_offline import OFFLINE
+from attlas.view.rolled import REASONS
 from attlas.view.sentences import WORDS
 from attlas.view.statistics import _COLUMN_DESCRIPTIONS, _UNKNOWN_DESCRIPTION
 
@@ -40,6 +41,7 @@ def texts_of_the_server() -> set[str]:
     parts = {"token", "position", "embedding", "stream", "biases", "bias of q", "bias of k", "position bias"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
     reasons |= {text for name, text in vars(typed_parts).items() if name.isupper() and isinstance(text, str)}
+    reasons |= {*REASONS}
     return (columns | measures | kinds | about | parts | reasons | {_UNKNOWN_DESCRIPTION, *SENTENCES}) - {""}
 
 

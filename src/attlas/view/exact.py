@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,27 @@ Wanted: TypeAlias = Callable[[], bool] | None
 
 _CELLS_AT_ONCE = 1 << 22  # cells of weights that are held at once
 _ROWS_AT_ONCE = 1024  # rows whose log-sum-exp is found together
+
+
+class Preparation(Protocol):
+    """What the cells of a head are read from, computed step by step before the first of them is known."""
+
+    error: str
+
+    @property
+    def share(self) -> float:
+        """Share that is done."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it takes so little time that a question may wait for it."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """How far it is: steps done, all steps, and seconds left."""
+
+    def step(self) -> bool:
+        """Do a little, and return whether there is more."""
 
 
 class UnwantedError(Exception):
@@ -123,6 +144,7 @@ class Head:
 
     def __init__(self, A: AttentionMatrix, *, skip_first: bool = False, unit: float = 1.0, shares: bool = True) -> None:
         self.A = without_first(A) if skip_first else A
+        self.preparation: Preparation | None = None  # what its cells are read from, where that is computed first
         self._softmax = self.A.weights.softmax  # None for weights of another kind, whose cells need no log-sum-exp
         self.unit = unit
         self._encode = encode if shares else encode_signed

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height, layout
@@ -15,7 +15,7 @@ from attlas.view.source import Place, Source
 from attlas.view.store import Draft, Store
 from attlas.view.worker import Worker
 
-Kind: TypeAlias = Literal["all", "sums"]
+Kind: TypeAlias = Literal["all", "sums", "prepared"]
 
 _STORE_FORMAT = 1
 _TIMED_BANDS = 4  # bands after which their time says how long the rest will take: the first ones are the slowest
@@ -24,7 +24,7 @@ _OPEN_BYTES = 256 << 20  # bytes of passes that are held open
 
 
 class PassKey(NamedTuple):
-    """Which pass: the head, and whether all numbers or only sums are computed."""
+    """Which pass: the head, and whether all numbers, only sums, or what its cells are read from are computed."""
 
     place: Place
     kind: Kind
@@ -66,11 +66,11 @@ class PassJob:
             self._store_result()
 
     @property
-    def seconds_left(self) -> float | None:
-        """Seconds until the pass is complete; None while too few bands are done to tell."""
-        done = int(self.result.done.sum())
-        enough = done >= min(max(_TIMED_BANDS, len(self.result.done) // 20), len(self.result.done))
-        return self.seconds / done * (len(self.result.done) - done) if enough else None
+    def told(self) -> dict[str, Any]:
+        """How many bands are done, of how many, and how many seconds are left; None while too few are done to tell."""
+        done, total = int(self.result.done.sum()), len(self.result.done)
+        enough = done >= min(max(_TIMED_BANDS, total // 20), total)
+        return {"done": done, "total": total, "seconds_left": self.seconds / done * (total - done) if enough else None}
 
     def step(self, wanted: Wanted = None) -> bool:
         """Compute one band; return whether there are more."""
@@ -159,6 +159,20 @@ class Passes:
         else:
             self._worker.ask(key, job)
         return job
+
+    def prepare(self, place: Place, head: Head, wanted: Wanted = None) -> float:
+        """Return the share that is there of what the cells of a head are read from; the rest is computed meanwhile."""
+        job = head.preparation
+        if job is None or job.share >= 1:
+            return 1.0
+        if job.is_short:
+            while job.step():
+                check_wanted(wanted)
+        else:
+            self._worker.ask(PassKey(place, "prepared"), job)
+        if job.error and job.share < 1:
+            raise RuntimeError(job.error)
+        return job.share
 
     def complete_pass(self, place: Place, *, sums: bool = False) -> Pass | None:
         """Return a pass that is complete and open, or None; with `sums`, one of sums alone will do."""

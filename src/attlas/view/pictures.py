@@ -9,7 +9,7 @@ import torch
 
 from attlas.stats.pooled import block_edges
 from attlas.view.cache import Cache
-from attlas.view.codes import Array, largest_of_blocks, reduce_blocks
+from attlas.view.codes import PENDING, Array, largest_of_blocks, reduce_blocks
 from attlas.view.exact import Head, Wanted
 from attlas.view.passes import Passes
 from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
@@ -51,8 +51,11 @@ class Pictures:
         codes = self._codes.get(key)
         if codes is not None:
             return Picture(codes)
-        progress = 1.0
         rows, columns = place_of(level, y, head.m), place_of(level, x, head.n)
+        progress = self._passes.prepare(place, head, wanted)
+        if progress < 1:
+            side = 1 << level
+            return Picture(pad(np.full((-(-len(rows) // side), -(-len(columns) // side)), PENDING)), progress)
         if level <= ON_DEMAND:
             table = head.blocks(rows, columns, 1 << level, pool, wanted)
             codes = pad(head.codes(table.pooled(pool), table.cells > 0))
@@ -78,6 +81,9 @@ class Pictures:
             return Picture(codes)
         if 0 in (head.m, head.n):
             return Picture(np.zeros((size, size), dtype="<u2"))
+        progress = self._passes.prepare(place, head, wanted)
+        if progress < 1:
+            return Picture(np.full((size, size), PENDING, dtype="<u2"), progress, sampled=True)
         known = self._passes.complete_pass(place, sums=pool == "mean")
         if head.m * head.n * head.heads <= _MOST_EXACT_CELLS:
             codes = _exact_codes(head, pool, size, wanted)

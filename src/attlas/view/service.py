@@ -33,7 +33,8 @@ from attlas.view.packing import Packer
 from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.passes import Passes, PassJob, PassKey
 from attlas.view.pictures import Picture, Pictures
-from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
+from attlas.view.pyramid import ON_DEMAND, ROW_TRACKS, TILE, TRACKS
+from attlas.view.rolled import Rollout
 from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
@@ -229,6 +230,7 @@ class Service:
 
     def close(self) -> None:
         """End the work in the background and remove temporary files. Later questions are refused."""
+        self._source.close()
         self._worker.close()
         self._passes.close()
         self._store.close()
@@ -308,10 +310,9 @@ class Service:
         return texts[params.whole("of", 0, len(texts), default=0)]
 
     def _answer_offline(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Answer a page that works offline, with the data of one head, or of two that are compared."""
-        places = [self._head_of_question(params)[0]]
-        if params.has("second_entry"):
-            places.append(self._head_of_question(params, "second_")[0])
+        """Answer a page that works offline, with the data of one head, or of all that are shown together."""
+        named = (prefix for prefix in ("second_", "third_", "fourth_") if params.has(f"{prefix}entry"))
+        places = [self._head_of_question(params, prefix)[0] for prefix in ("", *named)]
         pin, centre = (
             (params.whole(i, 0, 1 << 40), params.whole(j, 0, 1 << 40)) if params.has(i) else None
             for i, j in (("i", "j"), ("r", "c"))
@@ -386,14 +387,9 @@ class Service:
     def _answer_status(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer what is computed in the background, and how much memory and disk is used."""
         jobs = [
-            {
-                **key.place._asdict(),
-                "done": int(job.result.done.sum()),
-                "total": len(job.result.done),
-                "seconds_left": job.seconds_left,
-            }
+            {**key.place._asdict(), **job.told}
             for key, job in self._worker.jobs.items()
-            if isinstance(key, PassKey) and isinstance(job, PassJob)
+            if isinstance(key, PassKey) and isinstance(job, PassJob | Rollout)
         ]
         used = self._pictures.nbytes + self._passes.nbytes
         return json_answer({"packing": self._packing_progress, "jobs": jobs, "bytes": used}, final=False)
@@ -428,6 +424,10 @@ class Service:
             raise QuestionError(409, f"{name} is defined for weights that are shares of a row")
         if place.variant in WEIGHTED and name in _PLAIN_TRACKS:
             place, head = self._place_and_head(place.plain)
+        prepared = self._passes.prepare(place, head, wanted)
+        if prepared < 1:
+            unknown = np.full(head.m if name in ROW_TRACKS else head.n, np.nan, dtype="<f4")
+            return self._picture_answer(Picture(unknown, 0.0))
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
         progress = job.result.progress  # read before the numbers, which may only get more complete
         if job.error and progress < 1:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from attlas.view.cache import Cache
 from attlas.view.exact import Head
 from attlas.view.images import ShownImages
 from attlas.view.pyramid import levels_of
+from attlas.view.rolled import RolledEntry, RolloutWeights, rolled_entry
 from attlas.view.tokens import Text, pieces_from
 
 _LSE_BYTES = 128 << 20  # bytes of log-sum-exp that are kept
@@ -242,6 +243,8 @@ class Source:
         self.texts: list[Text] = []
         self.entries: list[Shown] = []
         self.images = ShownImages(shown)
+        self._heads: Cache[Head] = Cache(_LSE_BYTES)
+        self.no_rollout: list[str] | None = None  # why the first recording has none, a sentence and its values
         self._add_recording(shown, None if tokens is None else token_texts(list(tokens), None))
         if other is not None:
             self._join_recording(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title)
@@ -249,7 +252,6 @@ class Source:
             max(each.queries[1], each.first_key + each.shape[3]) for each in (shown.entry for shown in self.entries)
         ]
         self.length = max([*ends, *map(len, self.texts)], default=0)
-        self._heads: Cache[Head] = Cache(_LSE_BYTES)
 
     def _add_recording(self, atlas: Atlas, tokens: list[list[str]] | None = None, recording: str = "") -> None:
         """Add the entries of a recording and its texts; the user may have given `tokens` of each sequence instead."""
@@ -268,6 +270,28 @@ class Source:
             each = islice(zip_longest(*sides, [None] * entry.shape[0]), entry.shape[0])
             grids = () if recording else tuple(self.images.of(entry))
             self.entries.append(Shown(entry, atlas, tuple((query, key) for query, key, _ in each), recording, grids))
+        self._add_rollout(atlas, recording)
+
+    def _add_rollout(self, atlas: Atlas, recording: str) -> None:
+        """Add the rollouts of a recording behind its layers, or note why there are none."""
+        numbers = {id(shown.entry): number for number, shown in enumerate(self.entries)}
+
+        def mean_of_heads(entry: Entry, batch: int) -> Head:
+            """Return the mean over the heads of an entry, of which the matrix was kept."""
+            return cast(Head, self.head(Place(numbers[id(entry)], batch, "mean", "plain")))
+
+        rolled = rolled_entry(atlas, mean_of_heads)
+        if isinstance(rolled, RolledEntry):
+            like = next(shown for shown in self.entries if shown.entry.layer in rolled.heads and shown.atlas is atlas)
+            self.entries.append(replace(like, entry=rolled))
+        elif not recording:
+            self.no_rollout = rolled
+
+    def close(self) -> None:
+        """Let no rollout be computed any more."""
+        for shown in self.entries:
+            if isinstance(shown.entry, RolledEntry):
+                shown.entry.close()
 
     def _number_of_text(self, text: Text) -> int:
         """Return the number of a text, which equal texts share."""
@@ -322,6 +346,7 @@ class Source:
             "units": self.units,
             "pictures": self.images.pictures,
             "grids": self.images.listed,
+            "no_rollout": self.no_rollout,
         }
 
     @cached_property
@@ -363,6 +388,8 @@ class Source:
             part = part if norms is None else value_weighted(part, norms)
             skips, shares = place.variant == "nosink", self.entries[place.entry].are_shares
             found = Head(part, skip_first=skips, unit=self.unit(place), shares=shares)
+            if isinstance(part.weights, RolloutWeights):
+                found.preparation = part.weights.preparation()
             self._heads.put(place, found, found.nbytes)
         return found
 

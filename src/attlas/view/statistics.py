@@ -15,7 +15,7 @@ from attlas.heads import PATTERNS, Head
 from attlas.heads.classification import BLOCK_MEASURES, measure_entry, text_ids, text_statistics
 from attlas.heads.telling import telling_cell
 from attlas.recording.atlas import Atlas, Entry
-from attlas.recording.atlas.entry import statistic_names
+from attlas.recording.atlas.entry import KINDS, statistic_names
 from attlas.recording.atlas.table import columns_of
 from attlas.stats import Statistic
 from attlas.view.codes import finite_or_none
@@ -233,7 +233,7 @@ def _wanted_statistics(atlas: Atlas, entry: Entry, all_cells: int) -> list[Stati
             if all_cells <= _MOST_CELLS_FOR_PLAIN[0] and batch * m * n <= _MOST_CELLS_FOR_PLAIN[1]
             else []
         )
-    cells, ids = batch * m * n, text_ids(atlas, entry)
+    cells, ids = batch * m * n, text_ids(atlas, entry) if entry.kind in KINDS else None  # kinds are those of heads
     if ids is not None and all_cells <= _MOST_CELLS_FOR_KINDS[0] and cells <= _MOST_CELLS_FOR_KINDS[1]:
         return [*text_statistics(ids), stats.MaxWeight(), stats.ColumnMass()]
     if all_cells > _MOST_CELLS_FOR_PLAIN[0] or cells > _MOST_CELLS_FOR_PLAIN[1]:

@@ -5,7 +5,7 @@ import test from "node:test";
 import { clampRegion, countCells, fetchRegion, formatField, formatTable } from "../../../src/attlas/view/static/data/csv.js";
 import { createFile, createPackQuery, dataMark, getViewState, listPackedHeads } from "../../../src/attlas/view/static/data/pack.js";
 import { DEFAULTS } from "../../../src/attlas/view/static/data/state.js";
-import { canCompare } from "../../../src/attlas/view/static/panels/compare.js";
+import { canCompare } from "../../../src/attlas/view/static/data/comparable.js";
 import { formatCaption } from "../../../src/attlas/view/static/panels/picture.js";
 import { formatPython } from "../../../src/attlas/view/static/panels/python.js";
 import { createVector } from "../../../src/attlas/view/static/panels/vector.js";

@@ -17,8 +17,9 @@ import { createRequests } from "./data/requests.js";
 import { mountReading } from "./panels/reading.js";
 import { mountSearch } from "./panels/search.js";
 import { createShell } from "./panels/shell.js";
+import { readMore, writeMore } from "./data/coloured.js";
 import { holdsHead } from "./data/held.js";
-import { DEFAULTS, bindHash, createStore, readHash, isEqual } from "./data/state.js";
+import { DEFAULTS, bindHash, createStore, listHeads, readHash, isEqual } from "./data/state.js";
 import { mountSays } from "./panels/says.js";
 import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from "./start.js";
 import { mountWhy } from "./panels/why.js";
@@ -151,7 +152,7 @@ function keepValid(store) {
   };
   check();
   /** @type {(keyof State)[]} */
-  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "span", "colour", "low", "high"];
+  const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "more", "pin", "span", "colour", "low", "high"];
   return store.on(fields, check);
 }
 
@@ -164,11 +165,10 @@ export function repairState(state) {
   const { entries } = state.info;
   /** @type {Partial<State>} */
   const patch = {};
-  const hasHead = (/** @type {Entry} */ entry, /** @type {HeadIndex} */ head) => head === "mean" || head < entry.heads.length;
   const index = state.entry < entries.length ? state.entry : 0;
   const entry = entries[index];
   if (index !== state.entry) patch.entry = index;
-  if (!hasHead(entry, state.head)) patch.head = entry.heads.length - 1;
+  if (!listHeads(entry).includes(state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
   if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
   if (state.variant === "nosink" && entry.softmax === false) patch.variant = "plain";
@@ -176,8 +176,10 @@ export function repairState(state) {
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;
   const { second } = state;
-  const hasSecond = second && second.entry < entries.length && hasHead(entries[second.entry], second.head);
+  const hasSecond = second && second.entry < entries.length && listHeads(entries[second.entry]).includes(second.head);
   if (second && !(hasSecond && holdsHead(info, second.entry, second.head))) patch.second = null;
+  const more = readMore(state.more).filter((each) => each.entry < entries.length && listHeads(entries[each.entry]).includes(each.head) && holdsHead(info, each.entry, each.head));
+  patch.more = writeMore(more);
   if (state.pin && !(state.pin.i < entry.m && state.pin.j < entry.n)) patch.pin = null;
   const { span } = state;
   const isSpanValid = state.pin && patch.pin !== null && span && span.start < span.stop && span.start >= entry.first_key && span.stop <= entry.first_key + entry.n;

@@ -2,7 +2,7 @@
 
 import { getHeadName } from "./data/numbers.js";
 import { findCounterpart } from "./data/state.js";
-import { canDivide } from "./panels/compare.js";
+import { canDivide } from "./data/comparable.js";
 import { t } from "./words/words.js";
 
 const HEADS_WAIT = 300; // ms that a page waits at most for the statistics; a long recording takes minutes

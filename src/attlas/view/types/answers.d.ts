@@ -115,6 +115,8 @@ interface Info {
   /** Addresses that hold the pictures of the recording; null for one that it does not have. */
   pictures?: (string | null)[];
   grids?: ImageGrid[];
+  /** Why the layers cannot be multiplied: a sentence and its values; null where they can, or where there is one layer. */
+  no_rollout?: [text: string, ...values: TextValue[]] | null;
   folder: string | null;
   /** The address of the project, where the installed package knows one. */
   project: string | null;

@@ -52,6 +52,8 @@ interface ScenePane extends PlacedPane {
   firstQuery: number;
   readable: boolean;
   names: { upper?: string; lower?: string };
+  /** Names of the heads that have a colour. */
+  legend: string[];
   layers: [...Layer[], Layer];
   patches: PatchLayer[];
 }
@@ -80,6 +82,8 @@ interface Layer {
   source: Source;
   entry: Entry;
   other: Source | null;
+  /** All sources that have a colour of their own, where several are shown in one map. */
+  mixed: Source[];
   level: number;
   transposed: boolean;
   toX(column: number): number;
@@ -95,6 +99,7 @@ interface Target extends Cell {
   source: Source;
   entry: Entry;
   other: Source | null;
+  mixed: Source[];
   name: string;
   toPaneCell(r: number, c: number): Cell;
   level: number;
@@ -136,6 +141,7 @@ interface Tile {
   surface: HTMLCanvasElement | null;
   version: number;
   ratio: { second: Tile; version: number; surface: HTMLCanvasElement } | null;
+  mixture: { parts: Tile[]; version: number; surface: HTMLCanvasElement } | null;
   bytes: number;
   frame: number;
 }
@@ -147,6 +153,14 @@ interface Palette {
   ratio: Uint32Array | null;
   /** Where two heads are subtracted: the table of their entries. */
   difference: ((first: number, second: number) => DifferenceTable) | null;
+  /** Where several heads have a colour each: the table of their entries. */
+  mixture: ((...entries: number[]) => MixtureTable) | null;
+}
+/** How strong the codes of each head are, from 0 to 1, and their weights; colours in Oklab. See hues.js. */
+interface MixtureTable {
+  tables: { strengths: Float32Array; weights: Float32Array }[];
+  paper: number[];
+  ends: number[][];
 }
 interface DifferenceTable {
   weights: Float64Array;
@@ -195,6 +209,8 @@ interface TipDetails {
   exact: CellDetails | null;
   other: CellDetails | null;
   otherBlock?: BlockValue | null;
+  /** What the heads that have a colour give to the cell or block, in order. */
+  mixed: { block: BlockValue | null; exact: CellDetails | null }[];
   largest: LargestCell | null;
 }
 /** What the map shows for a cell. */

@@ -9,7 +9,7 @@ interface HeadPlace {
 }
 type Pool = "mean" | "max";
 type Variant = "plain" | "nosink" | "value" | "output";
-type Compare = "none" | "side" | "triangle" | "ratio" | "difference";
+type Compare = "none" | "side" | "triangle" | "ratio" | "difference" | "colours";
 type Scale = "log" | "linear";
 type Side = "query" | "key";
 type Switch = "on" | "off";
@@ -51,6 +51,7 @@ interface View extends HeadPlace {
   variant: Variant;
   second: HeadPlace | null;
   compare: Compare;
+  more: string;
   view: "map" | "lines";
   row: number | null;
   column: number | null;

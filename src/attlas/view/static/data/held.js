@@ -1,6 +1,7 @@
 // What a page that works offline holds of its heads: of some every cell, of others blocks, and of these every cell at
 // some places, the patches. A page that asks a server has every cell of every head.
 
+import { listPackedHeads } from "./pack.js";
 import { ZOOM_MAX } from "./state.js";
 
 const BLOCK_ZOOM = 5; // log2 of the CSS pixels that a block may have
@@ -89,12 +90,12 @@ export function findPatch(patches, i, j, margin = 0) {
  * log2 of the CSS pixels that a cell may have at a place of the shown heads: blocks are not drawn as large as cells are.
  *
  * @param {Info} info
- * @param {Pick<State, "entry" | "head" | "second" | "compare">} state
+ * @param {Pick<State, "entry" | "head" | "second" | "compare" | "more">} state
  * @param {number} row
  * @param {number} column
  */
-export function getZoomLimit(info, { entry, head, second, compare }, row, column) {
-  const sources = [{ entry, head }, ...(second && compare !== "none" ? [second] : [])];
+export function getZoomLimit(info, state, row, column) {
+  const sources = listPackedHeads(state);
   const finest = getFinestLevel(info, ...sources);
   return finest && !findPatch(listPatches(info, ...sources), row, column, NEAR) ? BLOCK_ZOOM - finest : ZOOM_MAX;
 }

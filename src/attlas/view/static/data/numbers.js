@@ -93,6 +93,13 @@ export function computeTicks(low, high, maxTicks) {
 }
 
 /**
+ * Whether an entry is the products of the first layers, in the place of heads.
+ *
+ * @param {{ kind?: string }} entry
+ */
+export const isRollout = ({ kind }) => kind === "rollout";
+
+/**
  * The name of a layer: "Layer 3 (cross)".
  *
  * @param {Info} info
@@ -111,6 +118,7 @@ export function getLayerName(info, entry) {
  */
 function getOwnLayerName(info, entry) {
   const entryInfo = info.entries[entry];
+  if (isRollout(entryInfo)) return t("Rollout");
   const several = info.entries.some((other) => other !== entryInfo && other.recording === entryInfo.recording && other.layer === entryInfo.layer && other.kind === entryInfo.kind);
   const kind = entryInfo.kind && entryInfo.kind !== "self" ? ` (${entryInfo.kind})` : "";
   const pass = several && entryInfo.call !== undefined && entryInfo.call !== null ? t(", pass {0}", entryInfo.call) : "";
@@ -118,7 +126,7 @@ function getOwnLayerName(info, entry) {
 }
 
 /**
- * The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads".
+ * The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads", "Rollout up to layer 3".
  *
  * @param {Info} info
  * @param {number} entry
@@ -147,11 +155,12 @@ export function getMarkedHeadName(info, entry, head) {
  * @param {HeadIndex} head
  */
 function nameHead(entryInfo, layer, head) {
+  if (isRollout(entryInfo)) return t("{0} up to layer {1}", layer, entryInfo.heads[Number(head)] ?? head);
   return head === "mean" ? t("{0}, mean of {1} heads", layer, entryInfo.heads.length) : t("{0}, head {1}", layer, entryInfo.heads[head] ?? head);
 }
 
 /**
- * The short name that stands under a thumbnail: "3·5".
+ * The short name that stands under a thumbnail: "3·5"; "R·3" of a rollout.
  *
  * @param {Info} info
  * @param {number} entry
@@ -159,5 +168,5 @@ function nameHead(entryInfo, layer, head) {
  */
 export function getHeadMark(info, entry, head) {
   const entryInfo = info.entries[entry];
-  return `${entryInfo.recording ? "② " : ""}${entryInfo.layer}·${head === "mean" ? "mean" : entryInfo.heads[head] ?? head}`;
+  return `${entryInfo.recording ? "② " : ""}${isRollout(entryInfo) ? "R" : entryInfo.layer}·${head === "mean" ? "mean" : entryInfo.heads[head] ?? head}`;
 }

@@ -1,6 +1,9 @@
 // The offline page of the shown heads: the server packs the numbers, here the state is added and the file made.
 
+import { listColoured } from "./coloured.js";
+
 const CELL_ZOOM = 0; // from this zoom on a cell is a pixel
+const PREFIXES = ["second", "third", "fourth"]; // of the heads behind the first, in the question for an offline page
 
 export const dataMark = "/*data*/"; // the place of the packed numbers in a page
 
@@ -23,14 +26,13 @@ export function listTiles(entry, level) {
 }
 
 /**
- * The shown heads: the first, and the second where two are compared.
+ * The shown heads: the first, the second where two are compared, and all that have a colour.
  *
- * @param {Pick<State, "entry" | "head" | "second" | "compare">} state
+ * @param {Pick<State, "entry" | "head" | "second" | "compare" | "more">} state
  * @returns {HeadPlace[]}
  */
-export function listPackedHeads({ entry, head, second, compare }) {
-  const first = { entry, head };
-  return second !== null && compare !== "none" && !(second.entry === entry && second.head === head) ? [first, second] : [first];
+export function listPackedHeads(state) {
+  return listColoured({ ...state, second: state.compare === "none" ? null : state.second, more: state.compare === "colours" ? state.more : "" });
 }
 
 /**
@@ -39,10 +41,10 @@ export function listPackedHeads({ entry, head, second, compare }) {
  * @param {State} state
  */
 export function createPackQuery(state) {
-  const [first, second] = listPackedHeads(state);
+  const [first, ...others] = listPackedHeads(state);
   const { batch, variant, pool, pin, row, column, zoom } = state;
-  const other = second ? { second_entry: second.entry, second_head: second.head } : {};
-  return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}), ...(zoom !== null && zoom >= CELL_ZOOM ? { r: Math.floor(row ?? 0), c: Math.floor(column ?? 0) } : {}) };
+  const named = others.flatMap(({ entry, head }, index) => [[`${PREFIXES[index]}_entry`, entry], [`${PREFIXES[index]}_head`, head]]);
+  return { ...first, ...Object.fromEntries(named), batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}), ...(zoom !== null && zoom >= CELL_ZOOM ? { r: Math.floor(row ?? 0), c: Math.floor(column ?? 0) } : {}) };
 }
 
 /**

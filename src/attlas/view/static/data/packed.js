@@ -2,7 +2,7 @@
 
 import { unpack } from "./base64.js";
 import { decode, encode, MASKED, PENDING, ZERO } from "../map/colour.js";
-import { getHeadMark } from "./numbers.js";
+import { getHeadMark, isRollout } from "./numbers.js";
 import { listTiles } from "./pack.js";
 import { TransportError } from "./transport.js";
 import { areShares, isWeighted, getNumberName, getUnit, describeVariant } from "./weighting.js";
@@ -399,7 +399,7 @@ export function createPackedTransport(data) {
  */
 export function describeNumbers({ packed, info, compute }) {
   const computed = compute ? t("are computed in this page from queries and keys") : t("were computed from queries and keys when the page was written");
-  if (packed.every((each) => each.exact) && info.entries.some((each) => each.softmax === false)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32; they {0}. None is read from the picture.", computed)];
+  if (packed.every((each) => each.exact) && info.entries.some((each) => each.softmax === false && !isRollout(each))) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32; they {0}. None is read from the picture.", computed)];
   if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
   const rows = packed.some((each) => each.kept) ? t("Of the other heads the largest {0} weights of each query are here, and blocks. ", Math.max(...packed.map((each) => each.kept))) : "";
   return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within {2} %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", computed, rows, info.entries.every((each) => each.shares !== false) ? "0.034" : "0.07")];
@@ -409,8 +409,9 @@ export function describeNumbers({ packed, info, compute }) {
 /** @param {PackedData} data */
 export function describeMissing(data) {
   const { info, packed, state } = data;
-  const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
-  const words = [data.compute ? t("{0} of {1} heads are computed here", packed.length, heads) : packed.length === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", packed.length, heads)];
+  const heads = info.entries.reduce((sum, entry) => sum + (isRollout(entry) ? 0 : entry.heads.length), 0);
+  const count = packed.filter(({ entry }) => !isRollout(info.entries[entry])).length;
+  const words = [data.compute ? t("{0} of {1} heads are computed here", count, heads) : count === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", count, heads)];
   const finest = Math.min(...packed.map((each) => each.finest));
   const detailed = packed.filter((each) => each.finest === finest && !each.block);
   const names = detailed.length > 4 ? t("{0} of them", detailed.length) : detailed.map(({ entry, head }) => getHeadMark(info, entry, head)).join(t(" and "));

@@ -1,5 +1,7 @@
 // The state of a page. Fields that belong to a link are written to the URL hash.
 
+import { isRollout } from "./numbers.js";
+
 /** log2 of the CSS pixels that a cell may have; the least is less where the whole matrix needs it. */
 export const ZOOM_MIN = -9;
 export const ZOOM_MAX = 6;
@@ -17,7 +19,8 @@ export const DEFAULTS = Object.freeze({
   pool: "max", // "mean" | "max": how cells of a block become one colour
   variant: "plain", // "plain" | "nosink": first key excluded, rows renormalised | "value" | "output": see weighting.js
   second: null, // null | {entry, head}: the head that is compared with
-  compare: "none", // "none" | "side" | "triangle" | "ratio" | "difference"
+  compare: "none", // "none" | "side" | "triangle" | "ratio" | "difference" | "colours"
+  more: "", // compare "colours": further heads by entry and head, "3.1,2.4"
   view: "map", // "map" | "lines": the matrix, or tokens in two columns with a line for each weight
   row: null, // cell at the centre of the map (float)
   column: null,
@@ -119,7 +122,8 @@ const FIELDS = {
   pool: ["p", createEnumCodec("mean", "max")],
   variant: ["v", createEnumCodec("plain", "nosink", "value", "output")],
   second: ["s", createPairCodec("entry", "head")],
-  compare: ["m", createEnumCodec("none", "side", "triangle", "ratio", "difference")],
+  compare: ["m", createEnumCodec("none", "side", "triangle", "ratio", "difference", "colours")],
+  more: ["o", textCodec],
   view: ["w", createEnumCodec("map", "lines")],
   row: ["r", createDecimalCodec(-1e9, 1e9, 3)],
   column: ["c", createDecimalCodec(-1e9, 1e9, 3)],
@@ -222,11 +226,11 @@ export function readLink(hash, { info, entry, head }) {
 }
 
 /**
- * The heads of an entry, and the mean of all.
+ * The heads of an entry, and the mean of all; rollouts have none.
  *
- * @param {Pick<Entry, "heads">} entry
+ * @param {Pick<Entry, "heads"> & { kind?: string }} entry
  */
-export const listHeads = (entry) => /** @type {HeadIndex[]} */ ([...entry.heads.keys(), "mean"]);
+export const listHeads = (entry) => /** @type {HeadIndex[]} */ (isRollout(entry) ? [...entry.heads.keys()] : [...entry.heads.keys(), "mean"]);
 
 /**
  * The place of the map, which is known from the moment that the map has been fitted.

@@ -1,6 +1,7 @@
 // Single cells: grid lines, the numbers in the cells, and the details of one cell.
 
 import { getColour, getContrastColour, computeContrast, chooseTextColour } from "./colour.js";
+import { getMixedColour } from "./hues.js";
 
 const GRID_FROM = 9; // pixels a cell
 const NUMBERS_FROM = 36;
@@ -178,7 +179,7 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
   ctx.textAlign = "center";
   ctx.textBaseline = "middle";
   ctx.save();
-  const otherSource = layers[0].other;
+  const { other: otherSource, mixed } = layers[0];
   for (let i = region.r0; i < region.r1; i++) {
     for (let j = region.c0; j < region.c1; j++) {
       const target = targetAt(i, j);
@@ -186,7 +187,12 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
       const weight = cells.weight(target.source, target.entry, target.i, target.j);
       if (weight === null) continue;
       let [text, colour] = ["", ""];
-      if (otherSource) {
+      if (mixed.length) {
+        // The largest weight that a head gives, in a cell that has the colours of all.
+        const weights = mixed.map((source) => cells.weight(source, target.entry, target.i, target.j)).filter((each) => each !== null);
+        if (weights.length < mixed.length) continue;
+        [text, colour] = [formatShortWeight(Math.max(...weights), scale), getMixedColour(weights, state, mixed.map(({ entry }) => entry))];
+      } else if (otherSource) {
         const other = cells.weight(otherSource, target.entry, target.i, target.j);
         if (other === null) continue;
         const value = computeContrast(weight, other, state);

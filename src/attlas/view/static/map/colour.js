@@ -189,10 +189,25 @@ const clampShare = (value) => Math.min(1, Math.max(0, value));
  * @returns {(weight: number, log2: number) => number}
  */
 function createIndex(state) {
+  if (!isSigned(state)) {
+    const getStrength = createStrength(state);
+    return (weight, log2) => Math.round(255 * getStrength(weight, log2));
+  }
   const { low, high } = getRange(state);
   const isLog = state.colour === "log";
-  if (!isSigned(state)) return (weight, log2) => Math.round(255 * clampShare(((isLog ? log2 : weight) - low) / (high - low)));
   return (weight, log2) => Math.round(127.5 + 127.5 * Math.sign(weight) * clampShare(((isLog ? log2 : Math.abs(weight)) - low) / (high - low)));
+}
+
+/**
+ * The function that gives how far along the colour bar a weight that is a share lies, from 0 to 1, by the weight and its log2.
+ *
+ * @param {RangeState} state
+ * @returns {(weight: number, log2: number) => number}
+ */
+export function createStrength(state) {
+  const { low, high } = getRange(state);
+  const isLog = state.colour === "log";
+  return (weight, log2) => clampShare(((isLog ? log2 : weight) - low) / (high - low));
 }
 
 /**
@@ -275,7 +290,7 @@ const packPixel = (bytes, i) => (0xff000000 | (bytes[3 * i + 2] << 16) | (bytes[
 /** @type {Map<boolean, { log2: Float64Array, weight: Float64Array }>} */
 const tablesByCode = new Map();
 /** @param {boolean} shares */
-function getCodeTables(shares) {
+export function getCodeTables(shares) {
   let tables = tablesByCode.get(shares);
   if (!tables) {
     const log2 = Float64Array.from({ length: PENDING }, (_, code) => (code < FIRST_CODE ? -Infinity : shares ? decodeLog2(code) : decodeSignedLog2(code)));

@@ -3,7 +3,7 @@
 import { PENDING, decode } from "./colour.js";
 import { TILE, showsTokens } from "./geometry.js";
 import { make } from "../panels/elements.js";
-import { formatNumber, formatFloat32, formatPercent, formatSuperscript, formatInteger, getOrdinalSuffix } from "../data/numbers.js";
+import { formatNumber, formatFloat32, formatPercent, formatSuperscript, formatInteger, getHeadMark, getOrdinalSuffix } from "../data/numbers.js";
 import { getTileKey } from "./tiles.js";
 import { formatTokenLabel } from "./axes.js";
 import { areShares, getNumberName, getUnit, isSigned, isWeighted } from "../data/weighting.js";
@@ -350,11 +350,12 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       shownTarget = target;
       const { level, side } = target;
       /** @type {TipDetails} */
-      const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, infoOf()), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
+      const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, infoOf()), exact: cells.known(target.source, target.i, target.j), other: null, largest: null, mixed: [] };
       if (target.other) {
         details.otherBlock = getBlockValue(tiles, target.other, level, target.i, target.j, infoOf());
         details.other = cells.known(target.other, target.i, target.j);
       }
+      details.mixed = target.mixed.map((source) => ({ block: getBlockValue(tiles, source, level, target.i, target.j, infoOf()), exact: cells.known(source, target.i, target.j) }));
       shownDetails = details;
       element.hidden = false;
       fill(target, details);
@@ -365,6 +366,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
         const exact = await cells.exact(target.source, target.i, target.j, signal);
         details.exact = exact;
         if (target.other) details.other = await cells.exact(target.other, target.i, target.j, signal);
+        for (const [index, source] of target.mixed.entries()) details.mixed[index].exact = await cells.exact(source, target.i, target.j, signal);
         if (spoken && !signal.aborted) announce(describeCell(target, texts.of(target.source), { weight: exact.weight, masked: !exact.allowed }));
       };
       if (side === 1 || spoken) timers.push(setTimeout(() => fetchDetails(loadExact, target, details), EXACT_DELAY));
@@ -425,6 +427,7 @@ function formatWeight({ weight, rounded }, source, info) {
  */
 function createHeadline(target, details, info) {
   const { pool, block, exact, other, otherBlock, largest } = details;
+  if (target.mixed.length && target.allowed && exact?.allowed !== false) return createMixedLines(target, details, info);
   if (!target.allowed || exact?.allowed === false || (block?.masked && target.side === 1)) {
     const why = target.empty ? t("empty row: this query may see no key") : t("masked: this query may not see this key");
     return [createLine("tip-mask", why)];
@@ -451,6 +454,24 @@ function createHeadline(target, details, info) {
     lines.push(...createQuotient(exact?.weight, other?.weight));
   }
   return lines;
+}
+
+/**
+ * A line for each head that has a colour: what it gives to the cell, or to the block of the pixel.
+ *
+ * @param {Target} target
+ * @param {TipDetails} details
+ * @param {Info} info
+ */
+function createMixedLines({ side, mixed: sources }, { mixed, pool }, info) {
+  const lines = mixed.map(({ block, exact }, index) => {
+    const known = side === 1 ? exact : null;
+    const value = known ? formatWeight(known, sources[index], info) : [!block ? "…" : block.pending ? t("not computed yet") : block.masked ? t("masked") : `≈ ${formatNumber(block.weight)}`];
+    const swatch = make("i", { class: "hue", "data-hue": String(index) });
+    return createLine("tip-weight tip-hue", swatch, ...value, make("small", {}, ` ${getHeadMark(info, sources[index].entry, sources[index].head)}`));
+  });
+  const cells = formatInteger(side);
+  return side === 1 ? lines : [...lines, createLine("tip-more", pool === "max" ? t("largest of {0} × {1} cells", cells, cells) : t("mean of {0} × {1} cells", cells, cells))];
 }
 
 /**

@@ -7,23 +7,25 @@ const FINER_LEVELS = 2; // levels of finer tiles that may replace a missing one
 
 /**
  * A layer: `source` drawn into `pane`. `transposed` mirrors it at the text's diagonal, as the second head of a causal
- * matrix is drawn into the empty triangle of the first. `other`: the source that it is divided by.
+ * matrix is drawn into the empty triangle of the first. `other`: the source that it is divided by. `mixed`: all sources that
+ * have a colour of their own, `source` first.
  *
  * @param {PlacedPane} pane
  * @param {Source} source
  * @param {Entry} entry
- * @param {{ scale: number, dpr: number, transposed?: boolean, shift?: number, other?: Source | null, finest?: number }} options
+ * @param {{ scale: number, dpr: number, transposed?: boolean, shift?: number, other?: Source | null, mixed?: Source[], finest?: number }} options
  * @returns {Layer}
  */
-export function createLayer(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
+export function createLayer(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, mixed = [], finest = 0 }) {
   const level = chooseLevel(scale * dpr, entry.levels, finest);
   const { region } = pane;
-  if (!transposed) return { pane, source, entry, other, level, transposed, toX: pane.px, toY: pane.py, region };
+  if (!transposed) return { pane, source, entry, other, mixed, level, transposed, toX: pane.px, toY: pane.py, region };
   return {
     pane,
     source,
     entry,
     other,
+    mixed,
     level,
     transposed,
     toX: (/** @type {number} */ c) => pane.py(c - shift),
@@ -44,7 +46,7 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
  * @param {Region} patch
  * @returns {PatchLayer | null}
  */
-export function createPatchLayer({ pane, source, entry, other, transposed, toX, toY, region }, patch) {
+export function createPatchLayer({ pane, source, entry, other, mixed, transposed, toX, toY, region }, patch) {
   const part = {
     r0: Math.max(region.r0, patch.r0),
     r1: Math.min(region.r1, patch.r1),
@@ -52,7 +54,7 @@ export function createPatchLayer({ pane, source, entry, other, transposed, toX, 
     c1: Math.min(region.c1, patch.c1),
   };
   if (part.r0 >= part.r1 || part.c0 >= part.c1) return null;
-  return { pane, source, entry, other, level: 0, transposed, toX, toY, region: part, patch };
+  return { pane, source, entry, other, mixed, level: 0, transposed, toX, toY, region: part, patch };
 }
 
 /**
@@ -94,14 +96,14 @@ function createTileRequest(source, level, y, x, distance) {
  * @param {boolean} settled
  */
 export function listWantedTiles(layer, settled) {
-  const { region, level, source, other, entry } = layer;
+  const { region, level, source, other, mixed, entry } = layer;
   const size = TILE * 2 ** level;
   const centre = { r: (region.r0 + region.r1) / 2, c: (region.c0 + region.c1) / 2 };
   /** @type {TileRequest[]} */
   const items = [];
   const addRequest = (/** @type {number} */ requestLevel, /** @type {number} */ y, /** @type {number} */ x, /** @type {number} */ distance) => {
     items.push(createTileRequest(source, requestLevel, y, x, distance));
-    if (other) items.push(createTileRequest(other, requestLevel, y, x, distance));
+    for (const each of other ? [other] : mixed.slice(1)) items.push(createTileRequest(each, requestLevel, y, x, distance));
   };
   const seen = new Set();
   for (const margin of settled && !layer.patch ? [0, 1] : [0]) {
@@ -202,7 +204,12 @@ export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
  * @param {number} x
  * @param {TilePaint} options
  */
-function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) {
+function getPicture({ source, other, mixed }, level, y, x, { tiles, palette, budget }) {
+  if (mixed.length) {
+    const parts = mixed.map((each) => tiles.get(getTileKey(each, level, y, x))).filter((tile) => tile !== null);
+    const surface = parts.length === mixed.length ? tiles.mixture(parts, mixed.map(({ entry }) => entry), palette, budget) : null;
+    return surface && { surface, pending: parts.some(({ pending }) => pending) };
+  }
   const first = tiles.get(getTileKey(source, level, y, x));
   if (!first) return null;
   if (!other) {
@@ -225,7 +232,7 @@ function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) 
  * @param {TilePaint & { tone: string, drawTile: DrawTile, size: number }} options
  */
 function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, drawTile, size }) {
-  const { level, entry, source, other, toX, toY } = layer;
+  const { level, entry, source, other, mixed, toX, toY } = layer;
   const options = { tiles, palette, budget };
   /** @type {{ surface: HTMLCanvasElement, pending: boolean, sub: { x: number, y: number, size: number } } | null} */
   let coarser = null;
@@ -237,7 +244,7 @@ function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget
     }
   }
   const isComplete = coarser && !coarser.pending;
-  if (!isComplete && !other) {
+  if (!isComplete && !other && !mixed.length) {
     const r1 = Math.min(entry.m, (y + 1) * size);
     const c1 = Math.min(entry.n, (x + 1) * size);
     /** @type {[x: number, y: number, width: number, height: number]} */

@@ -3,6 +3,7 @@
 import { getContext } from "./canvas.js";
 import { t } from "../words/words.js";
 import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
+import { makeMixture } from "./hues.js";
 
 const NAMES = {
   paper: "--paper", card: "--card", ink: "--ink", soft: "--soft", faint: "--faint", line: "--line", land: "--land", hatch: "--hatch",
@@ -90,7 +91,8 @@ export function makePalette(state, look) {
     return table;
   });
   const difference = keepResults((/** @type {number} */ first, /** @type {number} */ second) => makeDifference(state, first, second));
-  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? difference : null };
+  const mixture = keepResults((/** @type {number[]} */ ...entries) => makeMixture(state, entries));
+  return { version: ++versions, lut, mixture: state.compare === "colours" ? mixture : null, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? difference : null };
 }
 
 /**

@@ -29,14 +29,14 @@ const LABEL_DELAY = 400; // ms after a movement before the label of the canvas c
 /** @type {(keyof State)[]} */
 const PLACE_FIELDS = ["row", "column", "zoom"];
 /** @type {(keyof State)[]} */
-const HELD_FIELDS = [...PLACE_FIELDS, "entry", "head", "second", "compare"]; // whose change may need another zoom
+const HELD_FIELDS = [...PLACE_FIELDS, "entry", "head", "second", "compare", "more"]; // whose change may need another zoom
 /** @type {(keyof State)[]} */
 const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare", "variant"];
 /** @type {(keyof State)[]} */
 const BAND_FIELDS = ["outline", "entry", "batch", "second", "compare"]; // on which it depends whether the axes have brackets
 // Fields whose change redraws the map.
 /** @type {(keyof State)[]} */
-const DRAW_FIELDS = ["entry", "head", "batch", "pool", "second", "outline", "minimap", ...PLACE_FIELDS, ...COLOUR_FIELDS];
+const DRAW_FIELDS = ["entry", "head", "batch", "pool", "second", "more", "outline", "minimap", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
 // At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
 /** @param {number} milliseconds */

@@ -32,11 +32,13 @@ export function hexToOklab(hex) {
 }
 
 /**
- * The three bytes of a colour in Oklab.
+ * The linear light of a colour in Oklab: red, green and blue, which lie outside of 0 to 1 where no screen has the colour.
  *
- * @param {number[]} colour
+ * @param {number} L
+ * @param {number} a
+ * @param {number} b
  */
-export function oklabToSrgb([L, a, b]) {
+export function oklabToLinear(L, a, b) {
   const l = cube(L + 0.3963377774 * a + 0.2158037573 * b);
   const m = cube(L - 0.1055613458 * a - 0.0638541728 * b);
   const s = cube(L - 0.0894841775 * a - 1.291485548 * b);
@@ -44,5 +46,12 @@ export function oklabToSrgb([L, a, b]) {
     4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
     -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
     -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ].map(encodeSrgb);
+  ];
 }
+
+/**
+ * The three bytes of a colour in Oklab.
+ *
+ * @param {number[]} colour
+ */
+export const oklabToSrgb = ([L, a, b]) => oklabToLinear(L, a, b).map(encodeSrgb);

@@ -5,6 +5,7 @@ import { drawBorders, getShownStretches } from "./brackets.js";
 import { getContext, truncate } from "./canvas.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
+import { drawLegend } from "./legend.js";
 import { createHatching } from "./look.js";
 import { getGridSide } from "../data/held.js";
 import { getTarget } from "./scene.js";
@@ -235,6 +236,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, outlines })
     ctx.lineWidth = 1;
     ctx.font = `12px ${look.sans}`;
     ctx.textBaseline = "middle";
+    drawLegend(ctx, pane, { look, state: frameOptions.state });
     if (pane.names.upper) drawLabel(pane.names.upper, pane.right - 10, pane.top + 10, "right");
     if (pane.names.lower) drawLabel(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
     if (!pane.readable) drawLabel(t("Only statistics of this layer were kept: no cells to show"), (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");

@@ -3,9 +3,11 @@
 import { getCausalOffset, chooseLevel, computePanes, placePane } from "./geometry.js";
 import { createLayer, createPatchLayer } from "./layers.js";
 import { getMarkedHeadName } from "../data/numbers.js";
-import { canDivide, haveSameCells } from "../panels/compare.js";
+import { canDivide, haveSameCells } from "../data/comparable.js";
 import { findPatch, getFinestLevel, getBlockSide, listPatches } from "../data/held.js";
+import { listColoured } from "../data/coloured.js";
 import { isContrast, getPlace } from "../data/state.js";
+import { isWeighted } from "../data/weighting.js";
 import { createSource } from "./tiles.js";
 import { t } from "../words/words.js";
 
@@ -15,16 +17,27 @@ const LARGE_CELL = 8; // CSS pixels from which a cut cell is seen as such
 const LEAST_RING = 9; // CSS pixels of the ring about a cell, at least
 
 /**
+ * Whether an entry has a kind of numbers.
+ *
+ * @param {Entry} entry
+ * @param {Variant} variant
+ */
+const hasVariant = (entry, variant) => (isWeighted({ variant }) ? variant in (entry.largest_norms ?? {}) : variant === "plain" || entry.softmax !== false);
+
+/**
  * Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen.
  *
- * @param {Pick<State, "info" | "entry" | "second" | "compare">} state
+ * @param {Pick<State, "info" | "entry" | "head" | "second" | "compare" | "more" | "variant">} state
  */
-export function explainRefusal({ info, entry, second, compare }) {
+export function explainRefusal(state) {
+  const { info, entry, second, compare } = state;
   if (compare === "none") return null;
   if (!second) return t("choose a second head to compare with");
   const [a, b] = [info.entries[entry], info.entries[second.entry]];
-  const sameCells = haveSameCells(a, b);
+  const sameCells = compare === "colours" ? listColoured(state).every((each) => haveSameCells(a, info.entries[each.entry])) : haveSameCells(a, b);
   if (compare !== "side" && !sameCells) return t("the two heads are of different parts of the text");
+  if (compare === "colours" && !listColoured(state).every((each) => canDivide(info, entry, each.entry))) return t("weights that may be negative have no colour of a head");
+  if (compare === "colours" && !listColoured(state).every((each) => hasVariant(info.entries[each.entry], state.variant))) return t("one of the heads does not have these numbers");
   if (compare === "ratio" && !canDivide(info, entry, second.entry)) return t("weights that may be negative are not divided");
   if (compare === "triangle" && !(a.causal && b.causal)) return t("only causal matrices leave a triangle empty");
   return null;
@@ -64,8 +77,9 @@ export function createScene(state, width, height, dpr, hasBand) {
   const compare = refusal ? "none" : state.compare;
   const first = createSource({ entry: state.entry, head: state.head, batch, variant, pool });
   const other = second && compare !== "none" ? createSource({ ...second, batch, variant, pool }) : null;
+  const mixed = compare === "colours" ? listColoured(state).map((place) => createSource({ ...place, batch, variant, pool })) : [];
   const sources = compare === "side" && other ? [first, other] : [first];
-  const finest = getFinestLevel(info, first, ...(other ? [other] : []));
+  const finest = getFinestLevel(info, first, ...(other ? [other] : []), ...mixed);
   const boxes = computePanes(width, height, scale, { side: compare === "side", hasBand });
   const panes = boxes.map((box, index) => {
     const source = sources[index];
@@ -75,7 +89,8 @@ export function createScene(state, width, height, dpr, hasBand) {
     // Of some layers only statistics were kept: there is nothing to draw.
     pane.readable = entry.readable !== false && (!other || info.entries[other.entry].readable !== false);
     pane.names = getPaneNames(info, compare, source, other);
-    pane.layers = [createLayer(pane, source, entry, { scale, dpr, finest, other: isContrast(compare) ? other : null })];
+    pane.layers = [createLayer(pane, source, entry, { scale, dpr, finest, other: isContrast(compare) ? other : null, mixed })];
+    pane.legend = mixed.map(({ entry: each, head }) => getMarkedHeadName(info, each, head));
     if (compare === "triangle" && other) {
       const shift = getCausalOffset(entry);
       pane.layers.unshift(createLayer(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
@@ -98,7 +113,7 @@ export function createScene(state, width, height, dpr, hasBand) {
 function createPatchLayers(info, layers, compare, pixels) {
   const [main] = layers;
   if (compare === "triangle" || pixels < 1 || getBlockSide(info, main.source, main.level) === 1) return [];
-  const sources = main.other ? [main.source, main.other] : [main.source];
+  const sources = main.mixed.length ? main.mixed : main.other ? [main.source, main.other] : [main.source];
   return listPatches(info, ...sources).map((patch) => createPatchLayer(main, patch)).filter((layer) => layer !== null);
 }
 
@@ -130,12 +145,12 @@ export function getTarget(scene, pane, i, j) {
   const offset = getCausalOffset(entry);
   const main = pane.layers[pane.layers.length - 1];
   let [r, c] = [i, j];
-  /** @type {Pick<Target, "source" | "entry" | "other" | "name" | "toPaneCell">} */
-  let target = { source, entry, other: main.other, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) };
+  /** @type {Pick<Target, "source" | "entry" | "other" | "mixed" | "name" | "toPaneCell">} */
+  let target = { source, entry, other: main.other, mixed: main.mixed, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) };
   if (compare === "triangle" && j > i + offset) {
     const second = pane.layers[0];
     [r, c] = [j - offset, i + offset];
-    target = { source: second.source, entry: second.entry, other: null, name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) };
+    target = { source: second.source, entry: second.entry, other: null, mixed: [], name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) };
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
   const patches = pane.patches.map((layer) => layer.patch);

@@ -3,6 +3,7 @@
 import { getContext } from "./canvas.js";
 import { TILE } from "./geometry.js";
 import { MASKED, PENDING } from "./colour.js";
+import { fillMixture } from "./hues.js";
 import { RANK } from "../data/requests.js";
 
 const CODES_BYTES = 2 * TILE * TILE;
@@ -112,7 +113,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
 
   /** @param {Tile} tile */
   function updateBytes(tile) {
-    const surfaces = (tile.surface ? 1 : 0) + (tile.ratio ? 1 : 0);
+    const surfaces = (tile.surface ? 1 : 0) + (tile.ratio ? 1 : 0) + (tile.mixture ? 1 : 0);
     const size = CODES_BYTES + surfaces * SURFACE_BYTES;
     usedBytes += size - tile.bytes;
     tile.bytes = size;
@@ -138,7 +139,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     const wait = old && progress < 1 ? Math.min(LAST_POLL, (old.progress === progress ? 1.7 : 1.2) * old.wait) : FIRST_POLL;
     const next = pending ? performance.now() + wait : Infinity;
     /** @type {Tile} */
-    const tile = { codes, progress, pending, wait, next, surface: old?.surface ?? null, version: -1, ratio: null, bytes: 0, frame };
+    const tile = { codes, progress, pending, wait, next, surface: old?.surface ?? null, version: -1, ratio: null, mixture: null, bytes: 0, frame };
     if (old) usedBytes -= old.bytes;
     cache.delete(key);
     cache.set(key, tile);
@@ -253,6 +254,27 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
         else if (palette.difference) fillDifference(words, first.codes, second.codes, palette.difference(...entries));
       });
       first.ratio = { second, version: palette.version, surface };
+      updateBytes(first);
+      return surface;
+    },
+    /**
+     * The picture of several tiles, a colour for each.
+     *
+     * @param {Tile[]} parts
+     * @param {number[]} entries
+     * @param {Palette} palette
+     * @param {Budget} budget
+     */
+    mixture(parts, entries, palette, budget) {
+      const [first] = parts;
+      const picture = first.mixture;
+      const isOfParts = picture?.parts.length === parts.length && picture.parts.every((part, index) => part === parts[index]);
+      if (isOfParts && picture.version === palette.version) return picture.surface;
+      if (!budget.left() || !palette.mixture) return isOfParts ? picture.surface : null;
+      const surface = picture?.surface ?? createSurface();
+      const table = palette.mixture(...entries);
+      paintSurface(surface, (words) => fillMixture(words, parts.map(({ codes }) => codes), table));
+      first.mixture = { parts, version: palette.version, surface };
       updateBytes(first);
       return surface;
     },

@@ -2,6 +2,8 @@
 
 import { getContext } from "../map/canvas.js";
 import { fitSigned, fromBar, getBarOffset, getColour, getDivergingColours, getRange, getSignedReach, getWeightColours, setSignedReach, toBar } from "../map/colour.js";
+import { getMixedColour, makeHueBar } from "../map/hues.js";
+import { listColoured } from "../data/coloured.js";
 import { make, createPicker, createSegmented } from "./elements.js";
 import { formatNumber, formatSuperscript, computeTicks, formatInteger } from "../data/numbers.js";
 import { createRange } from "./range.js";
@@ -251,6 +253,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   /** @param {State} state */
   function paint(state) {
     const context = getContext(canvas);
+    const hues = state.compare === "colours" ? listColoured(state) : [];
+    canvas.height = Math.max(1, hues.length);
+    canvas.style.imageRendering = hues.length ? "pixelated" : ""; // the bars of the heads do not blend
+    hues.forEach((_, index) => context.putImageData(new ImageData(makeHueBar(index, state, bar, 256), 256, 1), 0, index));
+    if (hues.length) return;
     const { low, high } = getShownRange(state);
     const contrast = isContrast(state.compare);
     const bytes = contrast ? getDivergingColours(state) : getWeightColours(state);
@@ -283,7 +290,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     if (marker.hidden || reading === null) return;
     marker.style.left = `${100 * getPosition(toBar(reading / getUnit(state), state))}%`;
     const patch = make("i", { class: "patch" });
-    patch.style.background = getColour(reading, state);
+    patch.style.background = state.compare === "colours" ? getMixedColour([reading], state, [state.entry]) : getColour(reading, state);
     readingElement.replaceChildren(patch, isSigned(state) ? formatSigned(reading) : formatNumber(reading));
   }
   /** @param {State} state */
@@ -306,7 +313,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const { only } = state.info ?? {};
     pool.set(state.pool, !only ? {} : only.pool === "mean" ? { max: t("This file holds blocks as means only") } : { mean: t("This file holds blocks as maxima only") });
     palette.set(state.palette);
-    palette.select.disabled = ratio || isSigned(state);
+    palette.select.disabled = ratio || state.compare === "colours" || isSigned(state);
     palette.select.title = isSigned(state) && !ratio ? t("Weights of both signs have colours of their own") : "";
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
@@ -321,7 +328,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
 
   const unsubscribeReading = store.on(["reading"], showReading);
   const unsubscribeGrain = store.on(["grain"], showTitle);
-  const unsubscribe = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
+  const unsubscribe = store.on(["info", "entry", "head", "batch", "pool", "variant", "second", "more", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
   const resizeObserver = new ResizeObserver(render);
   resizeObserver.observe(plot);
   render();

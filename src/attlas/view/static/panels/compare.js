@@ -1,10 +1,11 @@
 // A second head beside the first: which one, and how the two are shown.
 
 import { make, createSegmented } from "./elements.js";
+import { canCompare, canDivide } from "../data/comparable.js";
+import { createColouredList } from "./coloured.js";
 import { getHeadName, getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { findCounterpart, listHeads } from "../data/state.js";
-import { areShares } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 /** @returns {Option<Compare>[]} */
@@ -14,39 +15,8 @@ const listModes = () => [
   { value: "triangle", text: t("triangle"), title: t("The second head fills the empty triangle of a causal map") },
   { value: "ratio", text: t("log-ratio"), title: t("log₂ of the first weight over the second, cell by cell") },
   { value: "difference", text: t("difference"), title: t("The first weight less the second, cell by cell") },
+  { value: "colours", text: t("colours"), title: t("Up to four heads in one map, a colour each") },
 ];
-
-/**
- * Two heads can be compared where their cells mean the same pairs of tokens.
- *
- * @param {Info} info
- * @param {number} first
- * @param {number} second
- */
-export function canCompare(info, first, second) {
-  const [a, b] = [info.entries[first], info.entries[second]];
-  return haveSameCells(a, b) && b.readable !== false;
-}
-
-/**
- * @param {Entry} a
- * @param {Entry} b
- */
-export function haveSameCells(a, b) {
-  const fields = /** @type {const} */ (["m", "n", "first_query", "first_key"]);
-  return fields.every((field) => a[field] === b[field]);
-}
-
-/**
- * Whether the quotients of the weights of two entries have a meaning: both are shares.
- *
- * @param {Info} info
- * @param {number} first
- * @param {number} second
- */
-export function canDivide(info, first, second) {
-  return [first, second].every((entry) => areShares({ info, entry }));
-}
 
 /** @param {Compare} compare */
 const describeMode = (compare) => ({
@@ -54,6 +24,7 @@ const describeMode = (compare) => ({
   side: t("Two maps, one place and one zoom. The numbers in the text are of the first head."),
   triangle: t("Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty."),
   ratio: t("log₂ of the first weight over the second: orange where the first head gives more, blue where the second does."),
+  colours: t("A colour for each head: a cell has that of the head that gives it most, or a mixture, and the stronger the larger the weight. Ctrl + click a thumbnail adds a head or takes it away."),
   difference: t("The first weight less the second: orange where the first head gives more, blue where the second does."),
 })[compare];
 
@@ -69,11 +40,13 @@ export function mountCompare(element, { store, announce, uid }) {
   const swapButton = make("button", { type: "button", class: "icon", title: t("Swap the two heads"), "aria-label": t("Swap the two heads") }, "⇄");
   const modes = listModes();
   const modeButtons = createSegmented(t("How two heads are shown"), modes, (compare) => selectMode(compare));
+  const coloured = createColouredList({ store, announce });
   const description = make("p", { class: "compare-says" });
   box.append(
     make("label", { class: "compare-label", htmlFor: headSelect.id }, t("Second head")),
     make("div", { class: "compare-line" }, headSelect, swapButton),
     modeButtons.element,
+    coloured.element,
     description,
   );
   element.append(openButton, box);
@@ -151,6 +124,7 @@ export function mountCompare(element, { store, announce, uid }) {
     openButton.classList.toggle("on", compare !== "none");
     openButton.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare)?.text);
     description.textContent = describeMode(compare);
+    coloured.show(store.state);
     headSelect.value = second === null ? "" : `${second.entry}:${second.head}`;
     swapButton.disabled = second === null;
     const layer = info.entries[entry];
@@ -162,9 +136,10 @@ export function mountCompare(element, { store, announce, uid }) {
       side: isOnlyHead && reason,
       triangle: isOnlyHead ? reason : !causal && t("Only a causal map has an empty triangle"),
       ratio: isOnlyHead ? reason : !divisible && t("Weights that may be negative are subtracted, and not divided"),
+      colours: isOnlyHead ? reason : !divisible && t("Weights that may be negative have no colour of a head"),
       difference: isOnlyHead && reason,
     });
-    if ((compare === "triangle" && !causal) || (compare === "ratio" && !divisible)) store.set({ compare: compare === "ratio" ? "difference" : "side" });
+    if ((compare === "triangle" && !causal) || ((compare === "ratio" || compare === "colours") && !divisible)) store.set({ compare: compare === "ratio" ? "difference" : "side" });
   }
   // With a second recording, the second head follows the first.
   const unsubscribeHead = store.on(["entry", "head"], (state, changed) => {
@@ -173,7 +148,7 @@ export function mountCompare(element, { store, announce, uid }) {
     const other = findCounterpart(info, entry);
     if (other !== null) store.set({ second: { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) } });
   });
-  const unsubscribe = store.on(["info", "entry", "head", "second", "compare", "panel"], render);
+  const unsubscribe = store.on(["info", "entry", "head", "second", "more", "compare", "panel"], render);
   render();
   return {
     destroy() {

@@ -1,7 +1,7 @@
 // The export dialog: a link, pictures, a table, Python, an offline page.
 
 import { createDialog, download, make, createSegmented, encodePng } from "./elements.js";
-import { canCompare } from "./compare.js";
+import { canCompare } from "../data/comparable.js";
 import { clampRegion, countCells, csvLimit, fetchRegion, formatTable } from "../data/csv.js";
 import { formatBytes, getHeadMark, formatInteger } from "../data/numbers.js";
 import { dataMark, createFile, listPackedHeads, createPackQuery, getViewState } from "../data/pack.js";

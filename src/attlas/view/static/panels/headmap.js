@@ -2,9 +2,9 @@
 // to this pair of tokens, and how far each head agrees with the one that is shown.
 
 import { getColour, getColours } from "../map/colour.js";
-import { canCompare } from "./compare.js";
+import { canCompare } from "../data/comparable.js";
 import { make, createSegmented } from "./elements.js";
-import { formatNumber, getHeadMark, getHeadName, formatPercent, formatInteger } from "../data/numbers.js";
+import { formatNumber, getHeadMark, getHeadName, formatPercent, formatInteger, isRollout } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { areShares, formatAmount, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
 import { t } from "../words/words.js";
@@ -29,6 +29,13 @@ export function createPairColumns({ pin, span, info, entry, head, variant }) {
     ...(areShares({ info, entry }) ? [{ name: "agree", label: t("agreement"), unit: "", description: t("Share of the attention of query {0} that goes where that of {1} goes: the sum over keys of the smaller weight", query, getHeadMark(info, entry, head)) }] : []),
   ];
 }
+
+// Whether a query and a key of one entry are those of the other: rollouts are of self-attention.
+/**
+ * @param {Entry} a
+ * @param {Entry} b
+ */
+const haveSameTexts = (a, b) => a.kind === b.kind || (isRollout(a) ? b.kind !== "cross" : isRollout(b) && a.kind !== "cross");
 
 // Positions of the keys that are asked about: the span, else the pinned key alone.
 /** @param {{ pin: Cell, span: Span | null, entryInfo: Entry }} place */
@@ -160,7 +167,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       const entryInfo = info.entries[index];
       const [i, j0, j1] = [query - entryInfo.first_query, start - entryInfo.first_key, stop - entryInfo.first_key];
       const inside = i >= 0 && i < entryInfo.m && j0 >= 0 && j1 <= entryInfo.n && batch < (entryInfo.batch ?? 1);
-      if (entryInfo.kind !== shownEntry.kind || entryInfo.readable === false || !inside) return;
+      if (!haveSameTexts(entryInfo, shownEntry) || entryInfo.readable === false || !inside) return;
       const other = canCompare(info, entry, index) ? { with_entry: entry, with_head: head } : {};
       const { json } = await transport.get("pair", { entry: index, head: "mean", batch, variant, i, j0, j1, ...other }, { signal });
       json.weights.forEach((pair, each) => (values[`${index}:${each}`] = { pair, agree: json.agreement?.[each] ?? null }));
@@ -216,8 +223,9 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");
     if (!state.pairs) return "…";
     const [pair] = createPairColumns(state);
+    const isHead = (/** @type {HeadPlace} */ { entry }) => !isRollout(info.entries[entry]);
     const others = kind === "agree" ? (/** @type {HeadPlace} */ { entry, head }) => entry !== state.entry || head !== state.head : () => true;
-    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number !== 0 && others(cell)).sort((a, b) => Math.abs(b.number) - Math.abs(a.number));
+    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number !== 0 && isHead(cell) && others(cell)).sort((a, b) => Math.abs(b.number) - Math.abs(a.number));
     const named = best.slice(0, MAX_NAMED).map(({ number, cell }) => `${getHeadMark(info, cell.entry, cell.head)} ${formatCell(number, cell.entry)}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", getHeadMark(info, state.entry, state.head));
     const known = numbers.filter((number) => number !== null).length;

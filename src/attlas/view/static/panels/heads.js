@@ -1,10 +1,12 @@
 // All heads as thumbnails, sorted and filtered by what is known of them.
 
+import { MOST_COLOURED, isSameHead, listColoured, toggleColoured } from "../data/coloured.js";
 import { listHeads } from "../data/state.js";
+import { canBeColoured } from "./coloured.js";
 import { make, createPicker } from "./elements.js";
 import { mountHeadmap, createPairColumns } from "./headmap.js";
 import { createHistogram } from "./histogram.js";
-import { formatNumber, getHeadMark, getHeadName, getLayerName, formatInteger } from "../data/numbers.js";
+import { formatNumber, getHeadMark, getHeadName, getLayerName, formatInteger, isRollout } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { createThumbs } from "./thumbs.js";
 import { describeProgress } from "./says.js";
@@ -103,6 +105,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   const clearButton = make("button", { type: "button", class: "text-button", hidden: true }, t("show all"));
   const grid = make("div", { class: "heads-grid", role: "group", "aria-label": t("Heads") });
   const foot = make("p", { class: "heads-foot", hidden: true });
+  const noRollout = make("p", { class: "heads-note", hidden: true });
   const headmapElement = make("section", { "aria-label": t("Map of the heads") });
   const controls = make("div", { class: "heads-controls" }, statistic.element, order.element, kind.element, batchBox);
   element.classList.add("heads");
@@ -113,6 +116,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     explain,
     histogram.element,
     grid,
+    noRollout,
     foot,
   );
   statistic.select.setAttribute("aria-describedby", explain.id);
@@ -167,6 +171,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
         cells.set(`${index}:${head}`, createCell(index, head, entry));
       }
     });
+    noRollout.hidden = !info.no_rollout;
+    if (info.no_rollout) noRollout.textContent = t("There is no rollout. {0}", t(...info.no_rollout));
     batchBox.hidden = Math.max(...info.entries.map((entry) => entry.batch ?? 1)) < 2;
     setRows();
     render();
@@ -188,14 +194,19 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
     if (head === "mean") wordsElement.replaceChildren(t("mean of {0}", layer.heads.length));
     if (canvas) Object.assign(canvas, { cell });
+    if (isRollout(layer)) button.classList.add("rollout");
     if (layer.readable === false) button.classList.add("unreadable", "drawn");
     if (!holdsHead(store.state.info, entry, head)) {
       button.classList.add("absent");
       button.setAttribute("aria-disabled", "true");
     }
-    button.addEventListener("click", (event) => selectHead(cell, event.shiftKey || event.ctrlKey || event.metaKey));
+    button.addEventListener("click", (event) => (event.ctrlKey || event.metaKey ? colourHead(cell) : selectHead(cell, event.shiftKey)));
     button.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.shiftKey) {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        event.stopPropagation();
+        colourHead(cell);
+      } else if (event.key === "Enter" && event.shiftKey) {
         event.preventDefault();
         event.stopPropagation();
         selectHead(cell, true);
@@ -217,13 +228,23 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     if (cell.sampled) parts.push(t("thumbnail of sampled queries"));
     if (info.entries[cell.entry].readable === false) parts.push(t("statistics only, no map"));
     if (!holdsHead(info, cell.entry, cell.head)) parts.push(t("not in this file: open the recording with attlas view"));
-    if (second && second.entry === cell.entry && second.head === cell.head) parts.push(t("second head"));
+    const hue = store.state.compare === "colours" ? listColoured(store.state).findIndex((each) => isSameHead(each, cell)) : -1;
+    if (hue >= 0) {
+      parts.push(t("with a colour in the map"));
+      cell.button.dataset.hue = String(hue);
+    } else {
+      delete cell.button.dataset.hue;
+      if (second && isSameHead(second, cell)) parts.push(t("second head"));
+    }
     cell.button.title = parts.join(" · ");
     cell.button.setAttribute("aria-label", parts.join(", "));
     cell.button.setAttribute("aria-pressed", String(entry === cell.entry && head === cell.head));
     cell.button.classList.toggle("second", Boolean(second && second.entry === cell.entry && second.head === cell.head));
     if (cell.head === "mean") return;
     cell.value.textContent = number === null ? "" : formatShort(number);
+    const layer = info.entries[cell.entry];
+    if (isRollout(layer)) cell.kind.textContent = t("layers {0}", cell.head === 0 ? layer.heads[0] : `${layer.heads[0]}–${layer.heads[cell.head]}`);
+    if (isRollout(layer)) return;
     const [first] = cell.row?.kinds ?? [];
     cell.kind.textContent = t(summary.kinds?.[first]?.short ?? first ?? "");
   }
@@ -244,6 +265,17 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       store.set({ second: { entry: cell.entry, head: cell.head }, compare: compare === "none" ? "side" : compare });
       announce(t("Second head: {0}", getHeadName(info, cell.entry, cell.head)));
     }
+  }
+  // Show a head in a colour too, beside the one that is shown, or no longer.
+  /** @param {HeadCell} cell */
+  function colourHead(cell) {
+    const { state } = store;
+    const name = getHeadName(state.info, cell.entry, cell.head);
+    if (!canBeColoured(state, cell)) return announce(t("{0} cannot have a colour in this map", name));
+    const patch = toggleColoured(state, cell);
+    if (!patch) return announce(t("All {0} colours are taken", MOST_COLOURED));
+    store.set({ entry: state.entry, head: state.head, ...patch });
+    return announce(t("Heads with a colour: {0}", listColoured(store.state).length));
   }
   /** @param {HeadCell | null} cell */
   function setTabStop(cell) {
@@ -296,7 +328,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const rows = [...cells.values()]
       .filter((cell) => cell.head !== "mean")
       .map((cell) => ({ cell, values: getCellValues(cell), kinds: cell.row?.kinds ?? [] }));
-    const visible = arrange(rows, { order: sortOrder, column }, filter);
+    const isFree = sortOrder === "=" && writeFilter(filter) === ""; // rollouts are no heads: they are not sorted among them
+    const visible = arrange(isFree ? rows : rows.filter(({ cell }) => !isRollout(info.entries[cell.entry])), { order: sortOrder, column }, filter);
     layOut(visible, sortOrder, filter);
     for (const cell of cells.values()) updateLabel(cell);
     statistic.fill(getColumns().map(({ name: value, label }) => ({ value, text: t(label) })));
@@ -307,10 +340,11 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     explain.hidden = !words;
     for (const part of [statistic, order]) part.element.hidden = !getColumns().length;
     fillKinds(rows, filter.kind);
-    const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name ?? ""] ?? NaN);
+    const values = rows.filter(({ cell }) => !isRollout(info.entries[cell.entry])).filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name ?? ""] ?? NaN);
     histogram.set(t(column?.label ?? ""), values, filter.within);
     clearButton.hidden = state.filter === "";
-    count.textContent = visible.length === rows.length ? formatInteger(rows.length) : t("{0} of {1}", formatInteger(visible.length), formatInteger(rows.length));
+    const [shown, all] = [visible, rows].map((list) => list.filter(({ cell }) => !isRollout(info.entries[cell.entry])).length);
+    count.textContent = shown === all ? formatInteger(all) : t("{0} of {1}", formatInteger(shown), formatInteger(all));
     const maxBatch = (info.entries[state.entry]?.batch ?? 1) - 1;
     batch.max = String(maxBatch);
     batch.value = String(state.batch);
@@ -462,7 +496,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       showWide();
       fitColumns();
     }),
-    store.on(["entry", "head", "second", "batch"], () => {
+    store.on(["entry", "head", "second", "more", "compare", "batch"], () => {
       for (const cell of cells.values()) updateLabel(cell);
       batch.value = String(store.state.batch);
       const chosenCell = cells.get(`${store.state.entry}:${store.state.head}`);

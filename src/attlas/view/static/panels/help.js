@@ -1,6 +1,7 @@
 // The keys, and what the numbers are.
 
 import { createDialog, createLanguageButton, make } from "./elements.js";
+import { isRollout } from "../data/numbers.js";
 import { t } from "../words/words.js";
 
 /** @returns {[title: string, rows: [key: string, does: string][]][]} */
@@ -17,6 +18,7 @@ const listKeys = () => [
   [t("Heads"), [
     ["[ ]", t("previous, next head")],
     ["{ }", t("previous, next layer")],
+    [t("Ctrl + click"), t("a colour of its own in the map for up to four heads; Ctrl + Enter does the same")],
     [t("Shift + click"), t("a second head, linked to the first; Shift + Enter does the same")],
   ]],
   [t("Reading"), [
@@ -31,7 +33,7 @@ const listKeys = () => [
 ];
 
 /** @param {Info} info */
-const hasSoftmaxAlone = (info) => info.entries.every(({ softmax }) => softmax !== false);
+const hasSoftmaxAlone = (info) => info.entries.every((entry) => entry.softmax !== false || isRollout(entry));
 /**
  * @param {Info} info
  * @returns {[title: string, text: string]}
@@ -56,6 +58,10 @@ const listFacts = (info) => [
   ...(info.entries.every(({ shares }) => shares !== false) ? [] : [/** @type {[title: string, text: string]} */ ([
     t("Weights of both signs"),
     t("Weights of linear attention and differences of matrices may be negative, and the weights of a row need not add up to 1. Blue is above 0, red below. Their codes hold a sign and log₂ of the size, at most 0.068 % off. The largest weights are those of largest size."),
+  ])]),
+  ...(!info.entries.some(isRollout) ? [] : [/** @type {[title: string, text: string]} */ ([
+    t("Rollout"),
+    t("Behind the layers stand the products of the first one, two, … layers: of each, half the mean of its heads and half the token itself, which the residual connection carries on. A row says how much of each token the layers together bring to a query, and adds up to 1. Values and the layers between attention are not in it."),
   ])]),
   [
     t("A pixel of many cells"),

@@ -5,6 +5,8 @@ import { getBarOffset, getDivergingColours, getWeightColours } from "../map/colo
 import { getBarRange, getContrastBarRange, getContrastTicks, getBarTicks } from "./colourbar.js";
 import { formatFileName } from "./elements.js";
 import { getHeadMark, getHeadName, formatInteger } from "../data/numbers.js";
+import { listColoured } from "../data/coloured.js";
+import { makeHueBar } from "../map/hues.js";
 import { isContrast } from "../data/state.js";
 import { describeBlock } from "./status.js";
 import { describeVariant, isSigned } from "../data/weighting.js";
@@ -48,8 +50,9 @@ export function formatCaption(state, grain) {
   if (describeVariant(state)) parts.push(describeVariant(state));
   if (second !== null && compare !== "none") {
     const other = getHeadName(info, second.entry, second.head);
-    const words = { side: t("beside it"), triangle: t("upper triangle"), ratio: t("log-ratio of the first over"), difference: t("first less") }[compare];
-    parts.push(isContrast(compare) ? `${words} ${other}` : t("{0}: {1}", words, other));
+    const words = { side: t("beside it"), triangle: t("upper triangle"), ratio: t("log-ratio of the first over"), difference: t("first less"), colours: "" }[compare];
+    if (compare === "colours") parts.push(t("a colour each: {0}", listColoured(state).map((each) => getHeadMark(info, each.entry, each.head)).join(", ")));
+    else parts.push(isContrast(compare) ? `${words} ${other}` : t("{0}: {1}", words, other));
   }
   return parts.join(" · ");
 }
@@ -104,7 +107,9 @@ function drawScale(ctx, state, style, left, top, width) {
   const isRatio = isContrast(compare);
   const bar = isContrast(compare) ? getContrastBarRange(state, state[compare]) : getBarRange(state);
   const bytes = isRatio ? getDivergingColours(state) : getWeightColours(state);
-  for (let x = 0; x < width; x++) {
+  const hues = compare === "colours" ? listColoured(state) : [];
+  hues.forEach((_, index) => drawHue(ctx, state, bar, { index, left, width, top: top + (12 * index) / hues.length, height: 12 / hues.length }));
+  for (let x = 0; x < (hues.length ? 0 : width); x++) {
     const value = bar.min + ((x + 0.5) / width) * (bar.max - bar.min);
     const offset = isRatio ? 3 * Math.round((255 * (x + 0.5)) / width) : getBarOffset(value, state);
     ctx.fillStyle = `rgb(${bytes[offset]} ${bytes[offset + 1]} ${bytes[offset + 2]})`;
@@ -122,4 +127,20 @@ function drawScale(ctx, state, style, left, top, width) {
   }
   ctx.textAlign = "left";
   ctx.fillText(state.compare === "difference" ? t("weight of the first head less that of the second") : isRatio ? t("weight of the first head over that of the second") : isSigned(state) ? t("weight, which may be negative") : t("attention weight"), left, top + 40);
+}
+
+/**
+ * Draw the part of the colour bar of a head that has a colour of its own.
+ *
+ * @param {Context} ctx
+ * @param {State} state
+ * @param {BarRange} bar
+ * @param {{ index: number, left: number, top: number, width: number, height: number }} place
+ */
+function drawHue(ctx, state, bar, { index, left, top, width, height }) {
+  const bytes = makeHueBar(index, state, bar, Math.ceil(width));
+  for (let x = 0; x < width; x++) {
+    ctx.fillStyle = `rgb(${bytes[4 * x]} ${bytes[4 * x + 1]} ${bytes[4 * x + 2]})`;
+    ctx.fillRect(left + x, top, 1.5, height);
+  }
 }

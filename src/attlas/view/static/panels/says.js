@@ -1,7 +1,8 @@
 // Over the map: one sentence on what the shown head does, and a dialog with the numbers behind it.
 
+import { listColoured } from "../data/coloured.js";
 import { createDialog, make } from "./elements.js";
-import { formatNumber, getHeadMark, getHeadName, getMarkedHeadName, formatPercent } from "../data/numbers.js";
+import { formatNumber, getHeadMark, getHeadName, getMarkedHeadName, formatPercent, isRollout } from "../data/numbers.js";
 import { isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
@@ -64,7 +65,7 @@ export function mountSays(element, { store, uid, root, tools }) {
   };
   update(store.state);
   updateDialog(store.state);
-  const subscriptions = [store.on(["heads", "entry", "head", "second", "compare"], update), store.on(["panel", "heads", "entry", "head"], updateDialog)];
+  const subscriptions = [store.on(["heads", "entry", "head", "second", "compare", "more"], update), store.on(["panel", "heads", "entry", "head"], updateDialog)];
   return {
     destroy() {
       for (const unsubscribe of subscriptions) unsubscribe();
@@ -78,14 +79,18 @@ export function mountSays(element, { store, uid, root, tools }) {
 /**
  * The text over the map: a headline on what the head is, a sentence with its number, and what it does on the text that is shown.
  *
- * @param {Pick<State, "info" | "heads" | "entry" | "head" | "second" | "compare">} state
+ * @param {Pick<State, "info" | "heads" | "entry" | "head" | "second" | "compare" | "more">} state
  */
-export function describeHead({ info, heads, entry, head, second, compare }) {
+export function describeHead(state) {
+  const { info, heads, entry, head, second, compare } = state;
   const row = findRow(heads, entry, head);
   const kind = heads?.kinds?.[row?.kinds[0] ?? ""];
-  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getMarkedHeadName(info, second.entry, second.head);
+  const named = second && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less"), colours: t("in one map with"), none: "" }[compare] + " " + getMarkedHeadName(info, second.entry, second.head);
+  const compared = compare !== "none" && named;
+  if (second && compare === "colours") return { kind, compared, headline: getHeadName(info, entry, head), sentence: t("Colours of {0} heads in one map. Text, curves at the edges and lists are of this one.", listColoured(state).length), onText: "" };
   const headline = `${compared ? getMarkedHeadName(info, entry, head) : getHeadName(info, entry, head)}${compared ? ` ${compared}` : kind ? ` ${t(kind.headline)}` : ""}`;
-  if (compared) return { kind, compared, headline, sentence: describeBoth(info, heads, [{ entry, head }, second]), onText: "" };
+  if (second && compared) return { kind, compared, headline, sentence: describeBoth(info, heads, [{ entry, head }, second]), onText: "" };
+  if (isRollout(info.entries[entry])) return { kind, compared, headline, sentence: t("How much of each token all layers up to here bring to each: the product of half the mean of the heads and half the token itself."), onText: "" };
   if (!kind || !row) return { kind, compared, headline, sentence: isSigned({ info, entry }) ? t("Weights may be negative: blue is above 0, red below.") : describeProgress(heads), onText: "" };
   const sentence = t(kind.evidence, formatPercent(row.share ?? 0));
   const said = row.on_text;

@@ -4,7 +4,7 @@ import { listHeads } from "../data/state.js";
 import { connectThemeButton } from "../map/look.js";
 import { createLogo } from "./figure.js";
 import { createToolbar, make } from "./elements.js";
-import { getLayerName } from "../data/numbers.js";
+import { getLayerName, isRollout } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { t } from "../words/words.js";
 
@@ -114,9 +114,8 @@ export function createShell(root, uid) {
     const isNarrow = () => root.clientWidth < 720;
     const showHead = (/** @type {State} */ state) => {
       const entry = info.entries[state.entry];
-      const options = entry.heads.map((number, index) => make("option", { value: String(index), ...getMissingAttributes(state.entry, index) }, t("head {0}", number)));
-      options.push(make("option", { value: "mean", ...getMissingAttributes(state.entry, "mean") }, t("mean of {0}", entry.heads.length)));
-      head.replaceChildren(...options);
+      const formatHead = (/** @type {HeadIndex} */ each) => (each === "mean" ? t("mean of {0}", entry.heads.length) : isRollout(entry) ? t("up to layer {0}", entry.heads[each]) : t("head {0}", entry.heads[each]));
+      head.replaceChildren(...listHeads(entry).map((each) => make("option", { value: String(each), ...getMissingAttributes(state.entry, each) }, formatHead(each))));
       const texts = Array.from({ length: entry.batch ?? 1 }, (_, index) => make("option", { value: String(index) }, t("text {0}", index)));
       batch.replaceChildren(...texts);
       batch.hidden = texts.length < 2;

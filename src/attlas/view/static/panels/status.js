@@ -9,7 +9,7 @@ import { t } from "../words/words.js";
 
 // What stays as it was drawn last while nobody answers, so that the page does not mix two heads.
 /** @type {(keyof State)[]} */
-const FROZEN_FIELDS = ["entry", "head", "batch", "variant", "second", "compare", "pin"];
+const FROZEN_FIELDS = ["entry", "head", "batch", "variant", "second", "compare", "more", "pin"];
 const FIRST_POLL = 300; // ms after which a computation that has begun is seen,
 const POLL_INTERVAL = 1300; // and between two requests for its progress
 
@@ -48,7 +48,7 @@ export function mountStatus(element, { store, transport, map, root }) {
     progress.hidden = !progress.textContent;
   };
   const cleanups = [
-    store.on(["grain", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
+    store.on(["grain", "pool", "variant", "compare", "second", "more", "entry", "head", "progress"], update),
     store.on("pin", keepDrawn),
     map.onSettled(keepDrawn),
     store.on(FROZEN_FIELDS, freeze),

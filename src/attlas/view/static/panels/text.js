@@ -10,6 +10,7 @@ import { createFlow } from "./flow.js";
 import { isEqual } from "../data/state.js";
 import { showWhitespace } from "../data/tokens.js";
 import { areShares, formatAmount, isSigned, isWeighted, getNumberName, getUnit, describeVariant } from "../data/weighting.js";
+import { createWhose } from "./whose.js";
 import { t } from "../words/words.js";
 
 const initialCount = 8; // entries of the list at first
@@ -126,7 +127,8 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   const flows = { query: createSideFlow("query"), key: createSideFlow("key") };
   const repaint = () => Object.values(flows).forEach((flow) => flow.repaint());
   element.classList.add("text");
-  element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, sideButtons.element, logButton), flowsElement, pinnedElement);
+  const whose = createWhose(store);
+  element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, sideButtons.element, logButton, whose.element), flowsElement, pinnedElement);
 
   const getEntry = (/** @type {State} */ state) => state.info.entries[state.entry];
   const isCross = (/** @type {State} */ state) => getEntry(state).kind === "cross";
@@ -502,6 +504,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
       picking?.abort();
       clearTimeout(timer);
       for (const flow of Object.values(flows)) flow.destroy();
+      whose.destroy();
       element.replaceChildren();
     },
   };

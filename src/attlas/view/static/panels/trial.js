@@ -3,7 +3,7 @@
 
 import { createDialog, createSegmented, debounce, make } from "./elements.js";
 import { createFlow } from "./flow.js";
-import { formatInteger, formatNumber, formatPercent, getHeadMark, getHeadName, getLayerName } from "../data/numbers.js";
+import { formatInteger, formatNumber, formatPercent, getHeadMark, getHeadName, getLayerName, isRollout } from "../data/numbers.js";
 import { showWhitespace } from "../data/tokens.js";
 import { t } from "../words/words.js";
 
@@ -163,7 +163,7 @@ export function mountTrial(element, { store, transport, map, announce, uid, root
     const headChips = off.heads.map((head) => createChip(getHeadMark(info, ...readPlace(head)), t("Put back {0}", getHeadName(info, ...readPlace(head))), () => setOff({ heads: off.heads.filter((other) => other !== head) })));
     chips.replaceChildren(...headChips, ...(off.span ? [createChip(nameTokens(off.span), t("Show {0} again", nameTokens(off.span)), () => setOff({ span: null }))] : []));
     if (!chips.childElementCount) chips.append(t("nothing yet"));
-    const groups = info.entries.map((entry, index) => make("optgroup", { label: getLayerName(info, index) }, ...entry.heads.map((_, head) => make("option", { value: `${index}.${head}` }, getHeadName(info, index, head)))));
+    const groups = info.entries.flatMap((entry, index) => (isRollout(entry) ? [] : [make("optgroup", { label: getLayerName(info, index) }, ...entry.heads.map((_, head) => make("option", { value: `${index}.${head}` }, getHeadName(info, index, head))))]));
     if (headSelect.childElementCount !== groups.length + 1) headSelect.replaceChildren(make("option", { value: "" }, t("leave out a head …")), ...groups);
     headSelect.value = "";
     const pinned = getPinnedSpan(state);

@@ -1,0 +1,24 @@
+// Where several heads are shown: of which of them the text and its numbers are.
+
+import { getHeadName } from "../data/numbers.js";
+import { make } from "./elements.js";
+import { t } from "../words/words.js";
+
+/**
+ * The name of the first head, with its colour where heads have one; nothing where one head is shown.
+ *
+ * @param {Store} store
+ */
+export function createWhose(store) {
+  const name = make("span");
+  const hue = make("i", { class: "hue", "data-hue": "0" });
+  const element = make("p", { class: "whose", hidden: true }, hue, name);
+  const show = (/** @type {State} */ { info, entry, head, second, compare }) => {
+    element.hidden = compare === "none" || second === null;
+    hue.hidden = compare !== "colours";
+    name.textContent = t("of {0}", getHeadName(info, entry, head));
+  };
+  show(store.state);
+  const unsubscribe = store.on(["info", "entry", "head", "second", "compare"], show);
+  return { element, destroy: unsubscribe };
+}

@@ -1,0 +1,210 @@
+"""Rollouts behind the layers, and several heads in one map: what a person sees and can do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.browser.conftest import READY, saved, serious_faults, served, state, until
+
+import attlas
+from attlas.recording.atlas import Atlas, Entry
+
+pytestmark = pytest.mark.browser
+N = 96
+HUES = {"light": ("#0a4ea3", "#e8590c"), "dark": ("#4f9dff", "#ffa23d")}
+
+
+def layer(number: int, back: tuple[int, int], kind: str = "self", *, strict: bool = True) -> Entry:
+    """Return a layer whose two heads look so many tokens back, with nearly all of their weight."""
+    places = torch.arange(N)
+    keys = torch.eye(N).expand(1, 2, N, N)
+    queries = torch.stack([9.0 * torch.eye(N)[(places - step).clamp(min=0)] for step in back])[None]
+    A = attlas.attend(queries, keys, score=attlas.ScaledDot(1.0), mask=attlas.Causal() if strict else None)
+    return Entry(f"layers.{number}", number, kind, 0, (0, 1), (0, N), 0, (1, 2, N, N), A)
+
+
+def atlas_of_layers(*more: Entry) -> Atlas:
+    return Atlas([layer(0, (1, 5)), layer(1, (20, 40)), *more], tokens=[f" t{i}" for i in range(N)])
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(atlas_of_layers()) as address:
+        yield address
+
+
+def colour_at(page: Any, i: int, j: int) -> list[int]:
+    """Return the colour of a cell of the map, which shows single cells about it."""
+    box = page.locator(".stage").bounding_box()
+    return page.evaluate(
+        """([x, y]) => {
+          const canvas = document.querySelector(".base");
+          const ratio = canvas.width / canvas.getBoundingClientRect().width;
+          return [...canvas.getContext("2d").getImageData(Math.round(ratio * x), Math.round(ratio * y), 1, 1).data];
+        }""",
+        [box["width"] / 2 + 12, box["height"] / 2 + 12],
+    )
+
+
+def near(found: list[int], colour: str, most: int = 12) -> bool:
+    wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return all(abs(a - b) <= most for a, b in zip(found, wanted, strict=False))
+
+
+def centred(i: int, j: int) -> str:
+    """Return the place of a link at which a cell of 64 pixels lies in the middle of the map, its number aside."""
+    return f"r={i + 0.5}&c={j + 0.5}&z=6&f=linear&lo=0&hi=1"
+
+
+def test_rollouts_stand_behind_the_layers(url: str, browse: Any) -> None:
+    page = browse(url)
+    page.locator(".layer-name", has_text="Rollout").scroll_into_view_if_needed()
+    assert page.locator("[data-head^='2:']").count() == 2
+    assert page.locator("[data-head='2:mean']").count() == 0
+    assert page.locator(".heads-count").text_content() == "4"  # rollouts are no heads
+    page.locator("[data-head='2:1']").click()
+    assert state(page) | {"e": "2", "h": "1"} == state(page)
+    assert page.locator(".says b, .slot-says b").first.text_content() == "Rollout up to layer 1"
+    assert "bring to each" in page.locator(".says-sentence").text_content()
+    # Of the query 60: a quarter from itself, and shares from 1, 5, 20 and 40 tokens back, and 21, 25, ... of both.
+    page.evaluate("location.hash = 'e=2&h=1&pin=60.60'")
+    until(page, "document.querySelector('.cell-facts dd')?.textContent.includes('60')")
+    page.wait_for_selector(".loading", state="detached")
+    facts = page.locator(".cell-facts").text_content()
+    assert "0.25" in facts
+    assert page.locator(".headmap-grid button").count() == 6
+    page.locator(".headmap-grid button").nth(5).click()
+    assert state(page)["e"] == "2"
+
+
+def test_the_pair_of_all_heads_has_the_rollouts(url: str, browse: Any) -> None:
+    page = browse(f"{url}#e=2&h=1&pin=60.40&hm=pair")
+    until(page, "/%/.test(document.querySelectorAll('.headmap-grid button')[5].title)")
+    labels = page.locator(".headmap-grid button").evaluate_all("(all) => all.map((each) => each.title)")
+    assert labels[2].startswith("Layer 1, head 0: 99."), labels
+    assert labels[5].startswith("Rollout up to layer 1: 12."), labels
+
+
+def test_what_cannot_be_rolled_out_is_named_where_one_looks(browse: Any) -> None:
+    with served(atlas_of_layers(layer(0, (1, 2), "cross", strict=False))) as address:
+        page = browse(address)
+        note = page.locator(".heads-note")
+        assert note.text_content() == "There is no rollout. Layers 0 attend to another text (cross-attention)."
+        page = browse(f"{address}#lang=zh")
+        assert "交叉注意力" in page.locator(".heads-note").text_content()
+        browse.close()
+
+
+def test_a_rollout_has_its_python(url: str, browse: Any) -> None:
+    page = browse(f"{url}#e=2&h=1", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Export").click()
+    page.locator("[data-export=python]").click()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert "heads.rollout([atlas[layer] for layer in [0, 1]]" in text
+    compile(text, "copied", "exec")
+
+
+def test_a_page_of_a_rollout_works_offline(url: str, browse: Any, tmp_path: Path) -> None:
+    page = browse(f"{url}#e=2&h=1")
+    name, content = saved(page, "html")
+    (tmp_path / name).write_bytes(content)
+    page = browse((tmp_path / name).as_uri() + "#pin=60.40")
+    assert "Rollout up to layer 1" in page.locator(".slot-says, .says").first.text_content()
+    until(page, "document.querySelector('.cell-facts')?.textContent.includes('0.12')")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_cell_has_the_colour_of_the_head_that_gives_it_most(url: str, browse: Any, theme: str) -> None:
+    link = f"e=0&h=0&s=0.1&m=colours&{centred(60, 59)}"
+    page = browse(f"{url}#{link}", color_scheme=theme)
+    first, second = HUES[theme]
+    assert near(colour_at(page, 60, 59), first), colour_at(page, 60, 59)
+    page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&{centred(60, 55)}", color_scheme=theme)
+    assert near(colour_at(page, 60, 55), second), colour_at(page, 60, 55)
+    page = browse(f"{url}#e=0&h=0&s=0.0&m=colours&o=0.1&{centred(60, 30)}", color_scheme=theme)
+    assert not near(colour_at(page, 60, 30), first, 40)
+
+
+def test_a_click_with_ctrl_gives_heads_a_colour_and_takes_it_away(url: str, browse: Any) -> None:
+    page = browse(f"{url}#e=0&h=0")
+    for place, count in (("0:1", 2), ("1:0", 3), ("2:1", 4)):
+        page.locator(f"[data-head='{place}']").click(modifiers=["Control"])
+        assert page.locator(".thumb[data-hue]").count() == count
+    assert state(page) | {"m": "colours", "s": "0.1", "o": "1.0,2.1"} == state(page)
+    page.locator("[data-head='1:1']").click(modifiers=["Control"])  # there is no fifth colour
+    assert page.locator(".thumb[data-hue]").count() == 4
+    said = "[...document.querySelectorAll('[aria-live]')].some((each) => /All 4 colours/.test(each.textContent))"
+    until(page, said)
+    assert "with a colour in the map" in page.locator("[data-head='1:0']").get_attribute("aria-label")
+    page.locator("[data-head='1:0']").click(modifiers=["Control"])
+    assert state(page)["o"] == "2.1"
+    page.locator("[data-head='0:0']").click(modifiers=["Control"])  # the first one: the next takes its place
+    assert state(page) | {"h": "1", "s": "2.1", "m": "colours"} == state(page)
+    assert page.locator(".whose").text_content() == "of Layer 0, head 1"
+
+
+def test_heads_are_added_and_taken_away_in_the_box(url: str, browse: Any) -> None:
+    page = browse(f"{url}#e=0&h=0")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_role("button", name="colours").click()
+    names = page.locator(".hue-list li span")
+    assert names.all_text_contents() == ["Layer 0, head 0", "Layer 0, head 1"]
+    page.get_by_label("Add a head").select_option("1:1")
+    assert names.all_text_contents()[-1] == "Layer 1, head 1"
+    assert page.get_by_label("Add a head").locator("option[value='1:1']").count() == 0
+    page.get_by_role("button", name="Take Layer 0, head 1 away").click()
+    assert names.all_text_contents() == ["Layer 0, head 0", "Layer 1, head 1"]
+
+
+def test_the_tooltip_lists_the_weight_of_each_head(url: str, browse: Any) -> None:
+    page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&o=2.1&{centred(60, 59)}")
+    page.locator(".overlay").focus()
+    page.keyboard.press("Enter")  # the crosshair in the middle
+    until(page, "document.querySelectorAll('.tip-hue').length === 3")
+    until(page, "!document.querySelector('.tip').textContent.includes('≈')")
+    lines = page.locator(".tip-hue").all_text_contents()
+    assert [line.split()[-1] for line in lines] == ["0·0", "0·1", "R·1"]
+    assert lines[0].startswith("0.99")
+    assert float(lines[1].split()[0]) < 0.001
+    assert lines[2].startswith("0.12")  # half of the mean of two heads, and half of that stays
+
+
+def test_an_offline_page_has_all_heads_that_have_a_colour(url: str, browse: Any, tmp_path: Path) -> None:
+    page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&o=1.0,2.1")
+    name, content = saved(page, "html")
+    file = tmp_path / name
+    file.write_bytes(content)
+    page = browse(file.as_uri())
+    assert page.locator(".thumb[data-hue]").count() == 4
+    assert page.evaluate("document.querySelector('.bar-canvas').height") == 4
+    held = json.loads(re.search(rb'"packed":(\[.*?\]),"heads"', content).group(1))
+    assert [(each["entry"], each["head"]) for each in held] == [(0, 0), (0, 1), (1, 0), (2, 1)]
+
+
+def test_weights_that_may_be_negative_have_no_colour(browse: Any) -> None:
+    q, k = torch.randn(1, 2, N, 4), torch.randn(1, 2, N, 4)
+    A = attlas.transport(q, k, scale=1.0)
+    with served(A) as address:
+        page = browse(f"{address}#panel=compare")
+        button = page.get_by_role("button", name="colours")
+        assert button.get_attribute("aria-disabled") == "true" or button.is_disabled()
+        page.keyboard.press("Escape")
+        page.locator("[data-head='0:1']").click(modifiers=["Control"])
+        assert "m" not in state(page)
+        browse.close()
+
+
+def test_no_serious_fault(url: str, browse: Any, axe: str) -> None:
+    page = browse(url, wait=READY)
+    coloured = "#e=0&h=0&s=0.1&m=colours&o=1.0"
+    links = ["#e=2&h=1", f"{coloured},2.1&panel=compare", f"{coloured}&pin=60.59"]
+    views = [
+        (link, size, scheme) for link in links for size in ((1280, 800), (390, 800)) for scheme in ("light", "dark")
+    ]
+    assert serious_faults(page, axe, views) == {}
