@@ -76,3 +76,133 @@ def test_weights_are_those_of_the_last_checkpoint(induction: ModuleType) -> None
     (last,) = json.loads((FOLDER / "induction.json").read_text(encoding="utf-8"))[0]["history"][-1:]
     for name in ("previous", "induction"):
         torch.testing.assert_close(found[name], torch.tensor(last[name]), atol=0.01, rtol=0)
+
+
+def test_scores_of_far_texts_are_those_of_the_layers(induction: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = induction.Transformer(induction.SYMBOLS)
+    ids = torch.randint(32, (1, 64), generator=torch.Generator().manual_seed(0))
+    for each in (model, induction.near(model)):  # 64 tokens: the window hides none
+        found = induction.far_scores(each, ids, late=64)
+        torch.testing.assert_close(found, induction.scores(each, ids)["induction"][1])
+    changed = induction.near(model).blocks
+    assert model.blocks[1].attn.rotary
+    assert not changed[1].attn.rotary
+    y = torch.randn(1, 100, 64)
+    late = changed[0].attn(y)[:, -1]
+    y[:, 0] += 1.0
+    torch.testing.assert_close(changed[0].attn(y)[:, -1], late)  # token 0 is 99 tokens back
+
+
+@pytest.fixture
+def contacts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("contacts")
+
+
+def test_potts_samples_follow_the_conditional_probabilities(contacts: ModuleType) -> None:
+    fields, touch, couplings = contacts.potts(torch.Generator().manual_seed(0))
+    assert touch.sum() == 2 * contacts.CONTACTS
+    assert not touch.triu(1).tril(contacts.APART - 1).any()
+    torch.testing.assert_close(couplings, couplings.permute(1, 0, 3, 2))
+    assert torch.equal(couplings.flatten(2).any(-1), touch)
+    x = contacts.sampled(fields, couplings, 4000, torch.Generator().manual_seed(1), sweeps=8)
+    i = int(touch.sum(0).argmax())  # a site of the model: its letters given all others, against their mean frequency
+    others = couplings[i][torch.arange(contacts.SITES), :, x].sum(1)  # (sequences, letters)
+    expected = (fields[i] + others).softmax(-1).mean(0)
+    observed = torch.bincount(x[:, i], minlength=contacts.LETTERS) / len(x)
+    torch.testing.assert_close(observed, expected, atol=0.03, rtol=0)
+
+
+def test_sequences_without_couplings_keep_the_letters_of_each_site(contacts: ModuleType) -> None:
+    x = torch.randint(6, (50, 5), generator=torch.Generator().manual_seed(0))
+    dealt = contacts.without_couplings(x, torch.Generator().manual_seed(1))
+    assert torch.equal(dealt.sort(0).values, x.sort(0).values)
+    assert not torch.equal(dealt, x)
+
+
+def test_the_map_is_symmetric_attention_less_the_average_product(contacts: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = contacts.encoder()
+    ids = contacts.tokens(torch.randint(6, (3, contacts.SITES)))
+    found = contacts.contact_map(model, ids)
+    expected = torch.zeros_like(found)
+    with torch.no_grad(), contacts.attlas.record(model) as atlas:
+        model(ids)
+    for A in atlas:
+        part = A.to_dense()[:, :, 1:-1, 1:-1]
+        both = part + part.mT
+        product = both.sum(-1, keepdim=True) * both.sum(-2, keepdim=True) / both.sum((-1, -2), keepdim=True)
+        expected += (both - product).mean(0).sum(0) / 8
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_precision_and_information_find_a_coupled_pair(contacts: ModuleType) -> None:
+    x = torch.randint(6, (500, contacts.SITES), generator=torch.Generator().manual_seed(0))
+    x[:, 20] = x[:, 3]
+    touch = torch.zeros(contacts.SITES, contacts.SITES, dtype=torch.bool)
+    touch[3, 20] = touch[20, 3] = True
+    assert contacts.precision(contacts.information(x), touch, count=1) == 1.0
+    assert contacts.precision(-contacts.information(x), touch, count=1) == 0.0
+
+
+def test_a_reduced_training_of_the_encoder_lowers_its_loss(contacts: ModuleType) -> None:
+    _, found = contacts.measure(0, steps=30, every=10, batch=32, count=400)
+    assert [point["step"] for point in found["history"]] == [0, 10, 20, 30]
+    assert found["history"][-1]["loss"] < found["history"][0]["loss"] - 0.2
+
+
+def test_contacts_are_found_with_couplings_alone(contacts: ModuleType) -> None:
+    coupled, control = json.loads((FOLDER / "contacts.json").read_text(encoding="utf-8"))
+    assert (coupled["coupled"], control["coupled"]) == (True, False)
+    assert round(contacts.CONTACTS * coupled["history"][-1]["precision"]) == 27
+    assert round(contacts.CONTACTS * control["history"][-1]["precision"]) == 4
+    assert coupled["mutual information"] == 1.0
+    assert coupled["one sequence"] == pytest.approx(0.53, abs=0.005)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("kernel")
+
+
+def test_best_predictions_are_those_of_a_gaussian_process(kernel: ModuleType) -> None:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF
+
+    x, y, lengths = kernel.tables(2, torch.Generator().manual_seed(0))
+    found = kernel.best(x, y[:, :64], lengths)
+    for t in range(2):
+        process = GaussianProcessRegressor(RBF(lengths[t].numpy()), alpha=kernel.NOISE**2, optimizer=None)
+        expected = process.fit(x[t, :64].numpy(), y[t, :64].numpy()).predict(x[t, 64:].numpy())
+        torch.testing.assert_close(found[t], torch.from_numpy(expected))
+
+
+def test_fitted_widths_are_those_that_made_the_predictions(kernel: ModuleType) -> None:
+    x, y, _ = kernel.tables(3, torch.Generator().manual_seed(0))
+    widths, y = torch.tensor([0.5, 0.3], dtype=torch.float64), y[:, :64]
+    predicted = (kernel.kernel(x, widths) @ y.unsqueeze(-1)).squeeze(-1)
+    found = kernel.fitted_widths(x, y, predicted, start=0.4 * torch.ones(2))
+    torch.testing.assert_close(found, widths, rtol=0.02, atol=0)
+    assert kernel.share(predicted, predicted) == 1.0
+    assert kernel.share(predicted.mean().expand_as(predicted), predicted) == pytest.approx(0.0)
+
+
+def test_rows_without_outputs_tell_nothing_and_influence_is_the_derivative(kernel: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = kernel.Rows()
+    x, y, _ = (t.float() for t in kernel.tables(2, torch.Generator().manual_seed(0), known=10, asked=3))
+    predicted = model(x, y[:, :10])
+    torch.testing.assert_close(model(x[:, :11], y[:, :10]), predicted[:, :1])
+    found = kernel.influence(model, x, y[:, :10])
+    expected = torch.autograd.functional.jacobian(lambda known: model(x, known), y[:, :10])  # (t, asked, t, known)
+    for t in range(2):
+        torch.testing.assert_close(found[t], expected[t, :, t].double())
+
+
+def test_a_reduced_training_on_tables_lowers_the_loss(kernel: ModuleType) -> None:
+    model, losses = kernel.trained(0, steps=101, batch=4)
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    model.load_state_dict(load_file(FOLDER / "kernel.safetensors"))

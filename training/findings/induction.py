@@ -4,11 +4,11 @@ and the weights of the first seed, induction.safetensors.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from small import HERE, Transformer, train, write
+from small import Transformer, save_weights, train, write
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,6 +36,22 @@ def scores(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
     found = [A.collect(heads.PreviousToken(), heads.Induction(ids)) for A in atlas]
     previous, induction = (torch.stack([layer[k].mean(0) for layer in found]) for k in range(2))
     return {"previous": previous, "induction": induction}
+
+
+def near(model: Transformer) -> Transformer:
+    """Return a copy whose layer 0 sees as many tokens as in training, and whose layer 1 does not know positions."""
+    model = copy.deepcopy(model)
+    model.blocks[0].attn.mask = attlas.Window(LENGTH, 0)
+    model.blocks[1].attn.rotary = False
+    return model
+
+
+@torch.no_grad()
+def far_scores(model: Transformer, ids: Tensor, late: int = 256) -> Tensor:
+    """Return the induction scores of the heads of layer 1, a mean over the last queries of a long text (1, n)."""
+    block = model.blocks[1]
+    q, k, _ = block.attn.projected(block.norm(model.blocks[0](model.embed(ids))))
+    return heads.induction(attlas.attend(q[:, :, -late:], k, mask=attlas.Causal()), ids)[0]
 
 
 def measure(seed: int, steps: int = 500, every: int = 10, batch: int = 64) -> tuple[Transformer, list[dict[str, Any]]]:
@@ -68,9 +84,7 @@ def main() -> None:
         model, history = measure(seed)
         runs.append({"seed": seed, "history": history})
         if seed == SEEDS[0]:
-            unfinished = HERE / "induction.safetensors.tmp"
-            save_file({name: t.half().contiguous() for name, t in model.state_dict().items()}, unfinished)
-            unfinished.replace(HERE / "induction.safetensors")
+            save_weights("induction", model)
     write("induction", runs)
 
 

@@ -1,4 +1,4 @@
-"""The small transformer that the findings train: attention alone, on rotary positions."""
+"""The small transformer that the findings train: by default attention alone, causal and on rotary positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import attlas
@@ -27,44 +28,61 @@ def rotated(x: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Heads of causal softmax attention on rotary queries and keys."""
+    """Heads of softmax attention: causal and on rotary queries and keys, unless told otherwise."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True, rotary: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.rotary = heads, rotary
+        self.mask = attlas.Causal() if causal else None
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the heads read."""
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (batch, heads, n, size)."""
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        read = attlas.attention(rotated(q), rotated(k), v, mask=attlas.Causal())
+        return (rotated(q), rotated(k), v) if self.rotary else (q, k, v)
+
+    def forward(self, x: Tensor, known: int | None = None) -> Tensor:
+        """Return what the heads read, of the first `known` tokens alone where that is given."""
+        q, k, v = self.projected(x)
+        read = attlas.attention(q, k[:, :, :known], v[:, :, :known], mask=self.mask)
         return self.out(read.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    """Attention, added to its input."""
+    """Attention, and with `mlp` a layer of four times the width behind it, each added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, mlp: bool = False, **kind: bool) -> None:
         super().__init__()
-        self.norm, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.norm, self.attn = nn.LayerNorm(width), Attention(width, heads, **kind)
+        self.mlp = None
+        if mlp:
+            wide = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            self.mlp = nn.Sequential(nn.LayerNorm(width), *wide)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, known: int | None = None) -> Tensor:
         """Return the tokens after this block."""
-        return x + self.attn(self.norm(x))
+        x = x + self.attn(self.norm(x), known)
+        return x if self.mlp is None else x + self.mlp(x)
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits out, with nothing between but attention."""
+    """Tokens in, logits out; between them attention, and with `mlp` more. `kind` is that of `Attention`."""
 
-    def __init__(self, symbols: int, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+    def __init__(
+        self, symbols: int, width: int = 64, heads: int = 4, layers: int = 2, mlp: bool = False, places: int = 0,
+        **kind: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embed = nn.Embedding(symbols, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.places = nn.Embedding(places, width) if places else None
+        self.blocks = nn.ModuleList(Block(width, heads, mlp, **kind) for _ in range(layers))
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, symbols, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (batch, n, symbols)."""
         x = self.embed(ids)
+        if self.places is not None:
+            x = x + self.places.weight[: ids.shape[-1]]
         for block in self.blocks:
             x = block(x)
         return self.head(self.last(x))
@@ -99,4 +117,12 @@ def write(name: str, found: Any) -> None:
     path = HERE / f"{name}.json"
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(rounded(found)) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def save_weights(name: str, model: nn.Module) -> None:
+    """Write the weights that the page of this name reads, NAME.safetensors beside this file, in half precision."""
+    path = HERE / f"{name}.safetensors"
+    unfinished = path.with_suffix(".tmp")
+    save_file({key: t.half().contiguous() for key, t in model.state_dict().items()}, unfinished)
     unfinished.replace(path)
