@@ -258,6 +258,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     )
     parser.add_argument("--rate", type=float, default=8e-3, help="largest learning rate (default: %(default)s)")
     parser.add_argument("--steps", type=float, default=math.inf, help="most steps to train (default: no limit)")
+    parser.add_argument(
+        "--checked", type=int, default=2000, help="held-out dates that are checked (default: %(default)s)"
+    )
     parser.add_argument("--guide", type=float, default=0.0, help="weight of guided alignment (default: %(default)s)")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
@@ -270,6 +273,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     print(f"{len(seen):,} dates to learn from, {len(held):,} held out, eight ways to write each; {count:,} parameters")
     train(model, seen, options.seconds, options.steps, held, options.rate, options.guide)
 
+    held = held[: options.checked]
     styles = [i % 8 for i in range(len(held))]
     right = accuracy(model, held, styles)
     print(f"  held-out dates right to the last letter: {right:.1%} of {len(held):,}")

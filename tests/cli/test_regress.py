@@ -332,6 +332,20 @@ def test_categories_are_learned_and_drawn(degree: str, tmp_path: Path, report: C
     assert "<!-- 2023-Jul -->" in drawn.read_text() or "<!-- Jul -->" in drawn.read_text()
 
 
+def test_no_line_of_a_picture_begins_with_a_dot() -> None:
+    pytest.importorskip("matplotlib")
+    from attlas import pictures
+    from attlas.cli.regress_figures import _write_titles
+
+    for length in range(20, 60):
+        figure = pictures.sheet(4.0, 3.0)
+        words = f"{'word ' * 10}{'x' * (length % 12 + 1)} · {'thin lines ' * (length // 10)}· ticks: deciles"
+        _write_titles(figure, "y over x", words, words)
+        lines = [line for text in figure.texts for line in text.get_text().split("\n")]
+        assert len(lines) > 3
+        assert [line for line in lines if line.lstrip().startswith("·")] == []
+
+
 def test_levels_of_dropped_rows_are_no_features(tmp_path: Path, report: Callable[..., Any]) -> None:
     (tmp_path / "t.csv").write_text("a,b,y\nx,1,1\nz,2,2\nx,3,3\nz,4,4\nw,,5\nw,,6\n")
     found = report(str(tmp_path / "t.csv"), "--target", "y", "--bandwidth", "1", "--drop-missing")

@@ -80,7 +80,7 @@ def test_a_query_learns_where_to_look(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--seconds", "300", "--steps", "70", "--rate", "0.016", "--guide", "0.3"]
+    options = ["--seconds", "300", "--steps", "70", "--rate", "0.016", "--guide", "0.3", "--checked", "400"]
     found = run("date_translation", options, tmp_path / "dates.png")
     assert found["accuracy"] > 0.95
     assert found["aligned"] > 0.8  # 0.52 without guidance, even after 130 steps
