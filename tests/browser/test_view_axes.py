@@ -176,13 +176,13 @@ def test_arrow_keys_move_the_view(browse: Any, address: str) -> None:
 def test_a_key_and_buttons_hide_it_and_the_link_knows(browse: Any, address: str) -> None:
     page = browse(address + NEAR)
     page.keyboard.press("m")
-    assert page.locator(".minimap").is_hidden()
-    assert state(page)["mm"] == "off"
+    page.locator(".minimap").wait_for(state="hidden")
+    until(page, "/mm=off/.test(location.hash)")
     page.get_by_role("button", name="Show the minimap").click()
-    assert "mm" not in state(page)
+    until(page, "!/mm=/.test(location.hash)")
     page.locator(".minimap").hover()
     page.get_by_role("button", name="Hide the minimap").click()
-    assert page.locator(".minimap").is_hidden()
+    page.locator(".minimap").wait_for(state="hidden")
     other = browse(f"{address}{NEAR}&mm=off")
     assert other.locator(".minimap").is_hidden()
     assert other.locator(".minimap-open").is_visible()
