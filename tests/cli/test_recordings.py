@@ -15,7 +15,7 @@ import torch
 import transformers
 from tests.atlases import atlas_of
 from tests.cli.conftest import Run
-from tests.pages import data_of
+from tests.pages import data_of, heads_in
 
 import attlas
 from attlas import models, pictures, stats
@@ -295,7 +295,7 @@ def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pyte
     data, atlas = data_of(out), attlas.load(folder)
     ascii_only = [token for token in atlas.tokens if token.isascii() and token]
     assert [token for token in data["texts"]["0"]["tokens"] if token.isascii()] == ascii_only
-    assert len(data["packed"]) == 6
+    assert len(heads_in(data)) == 6
     first = data["packed"][0]
     assert first["exact"] is (kept == "recorded")
     # It opens at the head that the table of heads calls the most telling one, with one of its queries in colour.
@@ -328,7 +328,7 @@ def test_a_recording_from_python_is_completed(model_folder: Path, tmp_path: Path
         assert row["previous"] == pytest.approx(float(A.diagonal(-1).mean()), rel=1e-3)
         assert row["max_weight"] == pytest.approx(float(A.amax(-1).mean()), rel=1e-3)
     said("report", tmp_path / "run.atlas", "-o", tmp_path / "report.html")
-    assert len(data_of(tmp_path / "report.html")["packed"]) == 6
+    assert len(heads_in(data_of(tmp_path / "report.html"))) == 6
 
 
 def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, said: Run) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.atlases import atlas_of
-from tests.pages import data_of
+from tests.pages import data_of, heads_in
 
 import attlas
 import attlas.models
@@ -166,8 +166,8 @@ def test_the_command_explains_and_draws_a_whole_map(
 
 
 def held(data: dict[str, Any]) -> dict[tuple[int, int], dict[str, Any] | None]:
-    """Return what a page explains of each of its heads."""
-    return {(each["entry"], each["head"]): each.get("why") for each in data["packed"]}
+    """Return what a page explains of each of its heads; a rollout has no logits to explain."""
+    return {(each["entry"], each["head"]): each.get("why") for each in heads_in(data)}
 
 
 def unpacked(part: dict[str, Any]) -> Any:
@@ -200,9 +200,14 @@ def test_an_offline_page_explains_pinned_cells_and_maps(recorded: Atlas, tmp_pat
     cells = {head: why["cells"] for head, why in reasons.items() if why and why["cells"]}
     writer = unpacked(found["parts"][f"why:2:4:{i}:{j}"])["writer"]
     assert (writer["place"], writer["sources"][0]["at"]) == ({"entry": 0, "head": 0}, j - 1)
-    assert cells[0, 0][0] == [j, j - 1]  # where head 0·0 read what it wrote
-    assert (cells[2, 4], cells[3, 2]) == ([[i, j]], [[50, 21]])
-    assert set(cells) <= {(0, 0), (2, 4), (3, 2)} | {writer_of(found, "why:3:2:50:21")}
+    assert [j, j - 1] in cells[0, 0]  # where head 0·0 read what it wrote
+    steps = {(step["entry"], step["head"]): [step["i"], step["j"]] for step in found["story"]}
+    assert steps
+    assert all(cell in cells[head] for head, cell in steps.items())
+    assert [i, j] in cells[2, 4]
+    assert cells[3, 2] == [[50, 21]]
+    writers = {writer_of(found, f"why:{head[0]}:{head[1]}:{i}:{j}") for head, (i, j) in steps.items()}
+    assert set(cells) <= {(0, 0), (2, 4), (3, 2), *steps, *writers, writer_of(found, "why:3:2:50:21")}
     assert all(why is not None and why["map"] for why in reasons.values())
     assert len(reasons) == 24
 
