@@ -212,10 +212,10 @@ def test_an_offline_page_explains_pinned_cells_and_maps(recorded: Atlas, tmp_pat
     assert len(reasons) == 24
 
 
-def writer_of(data: dict[str, Any], name: str) -> tuple[int, int]:
-    """Return the head that wrote most of the key of a cell that a page explains."""
-    place = unpacked(data["parts"][name])["writer"]["place"]
-    return place["entry"], place["head"]
+def writer_of(data: dict[str, Any], name: str) -> tuple[int, int] | None:
+    """Return the head that wrote most of the key of a cell that a page explains; None where it was no head."""
+    place = (unpacked(data["parts"][name])["writer"] or {}).get("place")
+    return None if place is None else (place["entry"], place["head"])
 
 
 def test_an_offline_page_has_bounds(recorded: Atlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
