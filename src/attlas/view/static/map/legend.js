@@ -8,6 +8,13 @@ const SWATCH = 11; // and of the side of a colour
 const EDGE = 10; // to the edge of the map, and of the box to its text
 
 /**
+ * The height that the names take below the upper edge of their pane, in CSS pixels; 0 where there are none.
+ *
+ * @param {Pick<ScenePane, "legend">} pane
+ */
+export const getLegendHeight = ({ legend }) => (legend.length ? EDGE + LINE * legend.length + 8 : 0);
+
+/**
  * Draw the names of the heads of a pane, each beside its colour, in CSS pixels.
  *
  * @param {Context} ctx

@@ -80,7 +80,7 @@ function createTools(element, map) {
   };
   const zoomInButton = createButton("+", t("Zoom in  +"), () => map.zoomBy(1));
   const zoom = make("div", { class: "moves" }, createButton("−", t("Zoom out  −"), () => map.zoomBy(-1)), zoomInButton);
-  const placeButtons = make("div", { class: "moves" }, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
+  const placeButtons = make("div", { class: "moves places" }, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
   element.append(placeButtons, zoom);
   return {
     show(/** @type {boolean} */ isClosest, /** @type {number} */ side) {

@@ -3,6 +3,7 @@
 import { getContext } from "./canvas.js";
 import { clamp, getCausalOffset, placePane } from "./geometry.js";
 import { createLayer, drawLayer } from "./layers.js";
+import { getLegendHeight } from "./legend.js";
 import { make } from "../panels/elements.js";
 import { formatInteger } from "../data/numbers.js";
 import { getPlace } from "../data/state.js";
@@ -22,16 +23,16 @@ const STEPS = 24; // arrow keys that lead across the matrix; with Shift a quarte
 /**
  * Where the picture goes: the first corner of the pane in which it does not cover the pinned cell.
  *
- * @param {Pick<ScenePane, "left" | "top" | "right" | "bottom" | "X" | "Y" | "names">} pane
+ * @param {Pick<ScenePane, "left" | "top" | "right" | "bottom" | "X" | "Y" | "names" | "legend">} pane
  * @param {{ w: number, h: number }} side
  * @param {Cell | null} pin
  * @returns {Point}
  */
-export function chooseCorner({ left, top, right, bottom, X, Y, names }, { w, h }, pin) {
+export function chooseCorner({ left, top, right, bottom, X, Y, names, legend }, { w, h }, pin) {
   const [x0, x1] = [left + MARGIN, right - MARGIN - w];
   const [y0, y1] = [top + MARGIN, bottom - MARGIN - h];
   const corners = [
-    { x: x1, y: y0 + (names.upper ? NAME_ROOM : 0) },
+    { x: x1, y: y0 + (names.upper ? NAME_ROOM : 0) + getLegendHeight({ legend }) },
     { x: x1, y: y1 },
     { x: x0, y: y1 - (names.lower ? NAME_ROOM : 0) },
     { x: x0, y: y0 },

@@ -228,8 +228,9 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number !== 0 && isHead(cell) && others(cell)).sort((a, b) => Math.abs(b.number) - Math.abs(a.number));
     const named = best.slice(0, MAX_NAMED).map(({ number, cell }) => `${getHeadMark(info, cell.entry, cell.head)} ${formatCell(number, cell.entry)}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", getHeadMark(info, state.entry, state.head));
-    const known = numbers.filter((number) => number !== null).length;
-    const missing = info.held && known < numbers.length ? ` ${t("This file has it for {0} of {1} heads.", formatInteger(known), formatInteger(numbers.length))}` : "";
+    const own = numbers.filter((_, index) => cells[index] && isHead(cells[index]));
+    const known = own.filter((number) => number !== null).length;
+    const missing = info.held && known < own.length ? ` ${t("This file has it for {0} of {1} heads.", formatInteger(known), formatInteger(own.length))}` : "";
     return `${t("{0}: {1}.", what, named.join(", ") || t("no head"))}${missing}`;
   }
 

@@ -29,7 +29,7 @@ export function mountTour(element, { store, transport, announce, root }) {
   let steps = []; // of the tour of the recording
   let isAsked = false;
   let destroyed = false;
-  const startButton = make("button", { type: "button", class: "icon", hidden: true, title: t("Start the tour: heads that do something plain, each where it shows"), "aria-label": t("Start the tour") }, "▷");
+  const startButton = make("button", { type: "button", class: "toggle", hidden: true, title: t("Start the tour: heads that do something plain, each where it shows"), "aria-label": t("Start the tour") }, t("Tour"));
   startButton.addEventListener("click", () => goToStep(0));
   root.querySelector(".slot-bookmarks")?.before(startButton);
 
