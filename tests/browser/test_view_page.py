@@ -652,10 +652,10 @@ def test_two_recordings_are_compared_head_by_head(browse: Any) -> None:
     atlases = [atlas_of(*matrices, tokens=tokens) for matrices in (first, second)]
     with served(atlases[0], title="before", compare=atlases[1], compare_title="after") as url:
         page = browse(url)
-        assert {"s": "2.0", "m": "ratio"}.items() <= state(page).items()
+        assert {"s": "3.0", "m": "ratio"}.items() <= state(page).items()
         assert page.locator(".says b").inner_text() == "Layer 0, head 0 divided by ② Layer 0, head 0"
         page.keyboard.press("}")  # the same head of the other recording goes along
-        until(page, "location.hash.includes('s=3.0')")
+        until(page, "location.hash.includes('s=4.0')")
         page.evaluate("location.hash += '&z=5&r=30.5&c=20.5'")
         page.get_by_role("button", name="Compare").click()
         page.get_by_role("button", name="difference").click()
@@ -689,7 +689,7 @@ def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], 
     page.wait_for_selector(".headmap-says:has-text('%')")
     until(page, "document.querySelectorAll('.thumb.drawn:not(.rollout)').length === 4")
     assert latin_words(page, "aria-label") - NAMES - PALETTES == set()
-    assert page.locator(".says b").inner_text() == "第 0 层，头 0"
+    assert page.locator(".says b").inner_text() == "第 0 层，头 0 除以 第 1 层，头 0"
     assert page.evaluate("document.documentElement.lang") == "zh"
     page.get_by_role("button", name="帮助").click()
     page.get_by_role("button", name="English").click()
