@@ -37,10 +37,14 @@ def test_rotary_logits_depend_on_the_distance(induction: ModuleType) -> None:
 
 
 def test_a_reduced_training_lowers_the_loss_and_scores_every_checkpoint(induction: ModuleType) -> None:
-    model, history = induction.measure(0, steps=40, every=13, batch=16)
+    model, history = induction.measure(0, steps=40, every=13, batch=16, length=300)
     assert [point["step"] for point in history] == [0, 13, 26, 39]
     assert history[-1]["loss"] < history[0]["loss"] - 0.05
     assert all(point[name].shape == (2, 4) for point in history for name in ("previous", "induction"))
+    assert all(point["far"].shape == (4,) for point in history)
+    torch.manual_seed(0)  # the model of the first checkpoint
+    before = induction.far_scores(induction.near(induction.Transformer(induction.SYMBOLS)), induction.far_text(300))
+    torch.testing.assert_close(history[0]["far"], before)
     ids = torch.randint(32, (2, 12)).repeat(1, 2)
     with torch.no_grad():
         found = induction.scores(model, ids)
@@ -65,7 +69,15 @@ def test_results_show_what_the_page_says(induction: ModuleType) -> None:
         assert best[490] - best[180] < 0.075
         assert loss[140] > 2.75
         assert loss[180] < 1.15
-        assert next(step for step, score in best.items() if score > (best[0] + best[490]) / 2) in (160, 170)
+        half = next(step for step, score in best.items() if score > (best[0] + best[490]) / 2)
+        assert half in (160, 170)
+        far = {point["step"]: max(point["far"]) for point in run["history"]}
+        assert far[0] == pytest.approx(1 / 32, abs=1e-4)  # equal weights
+        assert round(far[100], 3) == 0.032
+        assert 0.0355 < far[140] < 0.0415
+        assert 0.265 < far[180] < 0.415
+        assert 0.565 < far[490] < 0.595
+        assert next(step for step, score in far.items() if score > (far[0] + far[490]) / 2) - half in (10, 20)
 
 
 def test_weights_are_those_of_the_last_checkpoint(induction: ModuleType) -> None:
