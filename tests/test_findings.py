@@ -37,10 +37,14 @@ def test_rotary_logits_depend_on_the_distance(induction: ModuleType) -> None:
 
 
 def test_a_reduced_training_lowers_the_loss_and_scores_every_checkpoint(induction: ModuleType) -> None:
-    model, history = induction.measure(0, steps=40, every=13, batch=16)
+    model, history = induction.measure(0, steps=40, every=13, batch=16, length=300)
     assert [point["step"] for point in history] == [0, 13, 26, 39]
     assert history[-1]["loss"] < history[0]["loss"] - 0.05
     assert all(point[name].shape == (2, 4) for point in history for name in ("previous", "induction"))
+    assert all(point["far"].shape == (4,) for point in history)
+    torch.manual_seed(0)  # the model of the first checkpoint
+    before = induction.far_scores(induction.near(induction.Transformer(induction.SYMBOLS)), induction.far_text(300))
+    torch.testing.assert_close(history[0]["far"], before)
     ids = torch.randint(32, (2, 12)).repeat(1, 2)
     with torch.no_grad():
         found = induction.scores(model, ids)
@@ -65,7 +69,15 @@ def test_results_show_what_the_page_says(induction: ModuleType) -> None:
         assert best[490] - best[180] < 0.075
         assert loss[140] > 2.75
         assert loss[180] < 1.15
-        assert next(step for step, score in best.items() if score > (best[0] + best[490]) / 2) in (160, 170)
+        half = next(step for step, score in best.items() if score > (best[0] + best[490]) / 2)
+        assert half in (160, 170)
+        far = {point["step"]: max(point["far"]) for point in run["history"]}
+        assert far[0] == pytest.approx(1 / 32, abs=1e-4)  # equal weights
+        assert round(far[100], 3) == 0.032
+        assert 0.0355 < far[140] < 0.0415
+        assert 0.265 < far[180] < 0.415
+        assert 0.565 < far[490] < 0.595
+        assert next(step for step, score in far.items() if score > (far[0] + far[490]) / 2) - half in (10, 20)
 
 
 def test_weights_are_those_of_the_last_checkpoint(induction: ModuleType) -> None:
@@ -206,3 +218,83 @@ def test_a_reduced_training_on_tables_lowers_the_loss(kernel: ModuleType) -> Non
     assert len(losses) == 2
     assert losses[1] < losses[0]
     model.load_state_dict(load_file(FOLDER / "kernel.safetensors"))
+
+
+@pytest.fixture
+def sinks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("sinks")
+
+
+def test_texts_copy_behind_a_trigger_and_follow_the_chain_elsewhere(sinks: ModuleType) -> None:
+    ids = sinks.texts(400, 40, torch.Generator().manual_seed(0))
+    assert (ids[:, 0] == sinks.START).all()
+    assert (ids[:, 1:] < sinks.SYMBOLS).all()
+    before, last, token = (ids[:, i : i - 2 or None].flatten() for i in range(3))
+    copied = (last < sinks.TRIGGERS) & (before != sinks.START)
+    assert copied.sum() > 500
+    assert torch.equal(token[copied], before[copied])
+    symbol = int(torch.bincount(last[~copied])[sinks.TRIGGERS :].argmax()) + sinks.TRIGGERS
+    following = token[~copied & (last == symbol)]
+    observed = torch.bincount(following, minlength=sinks.SYMBOLS) / len(following)
+    torch.testing.assert_close(observed, sinks.chain()[symbol], atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_first_weights_are_those_of_the_matrix_and_gates_scale_what_is_read(sinks: ModuleType, gated: bool) -> None:
+    torch.manual_seed(0)
+    model = sinks.Transformer(sinks.SYMBOLS + 1, layers=1, gated=gated)
+    ids = sinks.texts(6, 20, torch.Generator().manual_seed(0))
+    found = sinks.first_weights(model, ids)
+    block = model.blocks[0]
+    with torch.no_grad():
+        x = block.norm(model.embed(ids))
+        q, k, v = block.attn.projected(x)
+        weights = (q @ k.mT / 4).masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf).softmax(-1)
+        read = weights @ v
+        if gated:
+            read = read * torch.sigmoid(block.attn.gate(x)).mT.unsqueeze(-1)
+        torch.testing.assert_close(block.attn(x), block.attn.out(read.transpose(1, 2).flatten(2)))
+    first, triggers = weights[:, :, 10:, 0].transpose(0, 1), ids[:, 10:] < sinks.TRIGGERS
+    torch.testing.assert_close(found["triggers"], first[:, triggers].mean(-1))
+    torch.testing.assert_close(found["others"], first[:, ~triggers].mean(-1))
+    assert sinks.equal_weight(20) == pytest.approx(sum(1 / keys for keys in range(11, 21)) / 10)
+
+
+def test_a_reduced_training_with_gates_lowers_both_losses(sinks: ModuleType) -> None:
+    start, end = (sinks.measure(16, gated=True, seed=0, steps=steps)[1] for steps in (0, 60))
+    assert all(end["loss"][name] < start["loss"][name] - 0.3 for name in ("copies", "chain"))
+    assert end["first"]["others"].shape == (4,)
+
+
+def test_gates_lower_the_first_weight_of_every_pair(sinks: ModuleType) -> None:
+    runs = json.loads((FOLDER / "sinks.json").read_text(encoding="utf-8"))
+    pairs = [(length, seed) for length in sinks.LENGTHS for seed in sinks.SEEDS]
+    first = {(run["length"], run["seed"], run["gated"]): run["first"] for run in runs}
+    chain = {(run["length"], run["seed"], run["gated"]): run["loss"]["chain"] for run in runs}
+    assert first.keys() == {(*pair, gated) for pair in pairs for gated in (False, True)}
+    mean = {key: sum(each["others"]) / 4 for key, each in first.items()}
+    ratios = [mean[*pair, True] / mean[*pair, False] for pair in pairs]
+    assert [round(ratio, 2) for ratio in ratios] == [0.88, 0.48, 0.88, 0.72, 0.37, 0.78, 0.34, 0.38, 0.52]
+    for (length, _, gated), weight in mean.items():
+        over = weight / sinks.equal_weight(length)
+        assert over > 1.8 if length < 256 else over < 0.7 if gated else 1.05 < over < 1.7
+    assert all(sum(each["triggers"]) / 4 < mean[key] for key, each in first.items())
+    low = {
+        gated: sum(w < sinks.equal_weight(64) for seed in sinks.SEEDS for w in first[64, seed, gated]["others"])
+        for gated in (False, True)
+    }
+    assert low == {False: 0, True: 6}
+    assert all(0 < chain[*pair, False] - chain[*pair, True] < 0.01 for pair in pairs)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_weights_of_the_page_are_those_of_its_results(sinks: ModuleType, gated: bool) -> None:
+    length, seed = sinks.SAVED
+    model = sinks.Transformer(sinks.SYMBOLS + 1, layers=1, gated=gated)
+    model.load_state_dict(load_file(FOLDER / ("sinks-gated.safetensors" if gated else "sinks.safetensors")))
+    test = sinks.texts(sinks.TESTED // length, length, torch.Generator().manual_seed(1000))
+    runs = json.loads((FOLDER / "sinks.json").read_text(encoding="utf-8"))
+    (run,) = [run for run in runs if (run["length"], run["seed"], run["gated"]) == (length, seed, gated)]
+    for name, found in sinks.first_weights(model, test).items():
+        torch.testing.assert_close(found, torch.tensor(run["first"][name]), atol=1e-3, rtol=0)

@@ -16,6 +16,7 @@ import attlas
 from attlas import heads
 
 SYMBOLS, LENGTH = 32, 64
+FAR = 65_536  # tokens of the long text
 SEEDS = (0, 1, 2)
 SHORTEST, LONGEST = 8, 32  # tokens of the block that a text repeats
 
@@ -46,6 +47,11 @@ def near(model: Transformer) -> Transformer:
     return model
 
 
+def far_text(length: int = FAR) -> Tensor:
+    """Return a long text (1, length) of random tokens, without a block."""
+    return torch.randint(SYMBOLS, (1, length), generator=torch.Generator().manual_seed(1001))
+
+
 @torch.no_grad()
 def far_scores(model: Transformer, ids: Tensor, late: int = 256) -> Tensor:
     """Return the induction scores of the heads of layer 1, a mean over the last queries of a long text (1, n)."""
@@ -54,13 +60,19 @@ def far_scores(model: Transformer, ids: Tensor, late: int = 256) -> Tensor:
     return heads.induction(attlas.attend(q[:, :, -late:], k, mask=attlas.Causal()), ids)[0]
 
 
-def measure(seed: int, steps: int = 500, every: int = 10, batch: int = 64) -> tuple[Transformer, list[dict[str, Any]]]:
-    """Train with this seed, and return the model, and the loss and the scores of the heads at each checkpoint."""
+def measure(
+    seed: int, steps: int = 500, every: int = 10, batch: int = 64, length: int = FAR
+) -> tuple[Transformer, list[dict[str, Any]]]:
+    """Train with this seed, and return the model, and the loss and the scores of the heads at each checkpoint.
+
+    `length` is that of the long text, on which the heads of layer 1 are scored too.
+    """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(SYMBOLS)
     half = LENGTH // 2
     test = torch.randint(SYMBOLS, (8, half), generator=torch.Generator().manual_seed(1000)).repeat(1, 2)
+    text = far_text(length)
     history: list[dict[str, Any]] = []
 
     def loss(step: int) -> Tensor:
@@ -68,7 +80,8 @@ def measure(seed: int, steps: int = 500, every: int = 10, batch: int = 64) -> tu
         if step % every == 0:
             with torch.no_grad():
                 second = functional.cross_entropy(model(test)[:, half - 1 : -1].mT, test[:, half:])
-            history.append({"step": step, "loss": second.item(), **scores(model, test)})
+            found = {**scores(model, test), "far": far_scores(near(model), text)}
+            history.append({"step": step, "loss": second.item(), **found})
         each = functional.cross_entropy(model(ids)[:, :-1].mT, ids[:, 1:], reduction="none")
         return each[known[:, 1:]].mean()
 

@@ -28,13 +28,19 @@ def rotated(x: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Heads of softmax attention: causal and on rotary queries and keys, unless told otherwise."""
+    """Heads of softmax attention: causal and on rotary queries and keys, unless told otherwise.
 
-    def __init__(self, width: int, heads: int, *, causal: bool = True, rotary: bool = True) -> None:
+    With `gated`, what each head read is multiplied by a number between 0 and 1 that its query decides.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, causal: bool = True, rotary: bool = True, gated: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.rotary = heads, rotary
         self.mask = attlas.Causal() if causal else None
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, heads) if gated else None
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (batch, heads, n, size)."""
@@ -44,8 +50,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, known: int | None = None) -> Tensor:
         """Return what the heads read, of the first `known` tokens alone where that is given."""
         q, k, v = self.projected(x)
-        read = attlas.attention(q, k[:, :, :known], v[:, :, :known], mask=self.mask)
-        return self.out(read.transpose(1, 2).flatten(2))
+        read = attlas.attention(q, k[:, :, :known], v[:, :, :known], mask=self.mask).transpose(1, 2)
+        if self.gate is not None:
+            read = read * self.gate(x).sigmoid().unsqueeze(-1)
+        return self.out(read.flatten(2))
 
 
 class Block(nn.Module):
