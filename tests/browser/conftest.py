@@ -84,7 +84,12 @@ def browse(browser: Any) -> Iterator[Callable[..., Any]]:
         page.set_default_timeout(20_000)
         ours = (url.split("#")[0], "blob:", "data:")
         heard = {"error", "warning"}
-        page.on("console", lambda said: said.type in heard and expected not in said.text and told(said.text))
+
+        def told_by_console(said: Any) -> None:
+            if said.type in heard and expected not in said.text:
+                told(f"{said.text} {said.location['url']}")
+
+        page.on("console", told_by_console)
         page.on("pageerror", lambda error: told(str(error)))
         page.on("request", lambda asked: asked.url.startswith(ours) or told(asked.url))
         for pattern, answer in (routes or {}).items():

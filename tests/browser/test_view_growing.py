@@ -60,12 +60,14 @@ def test_the_map_grows_until_it_is_stopped_and_stays_where_it_is(browse: Any, ur
     before = tokens_shown(page)
     page.locator(".pick-layer").select_option("2")
     page.locator(".pick-head").select_option("4")
+    until(page, "location.hash.includes('e=2&h=4')")  # the address is written a moment later
     page.evaluate("location.hash = location.hash + '&pin=14.3&r=9.5&c=5.5&z=4'")
     until(page, "document.querySelector('.slot-text').textContent.includes('14, 3')")
     page.get_by_role("button", name="Write on").click()
     grown(page, before + 2)
     # What is done while it grows stays as well: another head, and another place of the map.
     page.keyboard.press("]")
+    until(page, "location.hash.includes('e=2&h=5')")
     page.evaluate("location.hash = location.hash.replace(/&([rcz])=[^&]*/g, '') + '&r=8.5&c=6.5&z=4.5'")
     grown(page, tokens_shown(page) + 2)
     until(page, "document.querySelectorAll('.attlas').length === 1")

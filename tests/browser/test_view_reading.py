@@ -143,8 +143,8 @@ def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, u
             "headline": "Layer 0, head 0 looks at the token before",
             "text": "On this text: ",
             "statistics": True,
-            "known": 24,
-            "kinds": 24,
+            "known": 28,  # 24 heads, and the rollouts up to each of four layers
+            "kinds": 28,
             "drawn": 3,
         }
 

@@ -94,7 +94,8 @@ class Packer:
         self._steps = (
             json.loads(answer("story", {}).body)["steps"] if (self.batch, self.variant) == (0, "plain") else []
         )
-        others = [place for place in self.order if place not in self.heads] if self.overviews else []
+        others = [place for place in self.order if place not in self.heads and self._has_variant(place)]
+        others = others if self.overviews else []
         places = [*self.heads, *others]
         # What is left of the bytes of overviews, of the largest weights, and of the bytes of patches.
         packed_heads, room, weights, self._patch_room = [], _OVERVIEW_BYTES, 2 * _MOST_ROW_WEIGHTS, _PATCH_BYTES
@@ -152,6 +153,10 @@ class Packer:
     def _matrix_of_head(self, place: tuple[int, int]) -> Head | None:
         """Return the matrix of a head, in the variant of the page; None where its q and k were not kept."""
         return self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+
+    def _has_variant(self, place: tuple[int, int]) -> bool:
+        """Return whether a head has the numbers that the page shows, or nothing but statistics."""
+        return self._entry_of_head(place).matrix is None or self._matrix_of_head(place) is not None
 
     def _parameters_of_head(self, place: tuple[int, int]) -> dict[str, Any]:
         """Return the parameters by which the page asks for a head."""
@@ -321,7 +326,9 @@ class Packer:
 
     def _put_thumbnails(self) -> None:
         """Put the small pictures of the first heads that have a matrix."""
-        readable = [place for place in self.order if self._entry_of_head(place).matrix is not None]
+        readable = [
+            place for place in self.order if self._entry_of_head(place).matrix is not None and self._has_variant(place)
+        ]
         for place in readable[:_MOST_THUMBNAILS]:
             question = self._parameters_of_head(place)
             question["batch"] = min(self.batch, self._entry_of_head(place).shape[0] - 1)

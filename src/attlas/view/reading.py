@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ _MOST_CHARACTERS = 200_000  # of a text, at most
 _MOST_TOKENS = 8192  # tokens that are read at most, of a model that could read more
 _MOST_NEW = 256  # tokens that are written at once, at most
 _MOST_TEXTS = 16  # that are kept beside the first recording; each is a small recording
-_RETIRED = 3  # recordings of texts that have grown since, kept for pages that are still asking about them
+_RETIRED = 3  # recordings of texts that have grown since, which pages have shown and may still ask about
 _NO_LONGER_KEPT = "this text is no longer kept; reload the page"
 _OF_PARTS = ("why", "why_map")  # questions that a text without parts has no answer to
 _NAME = 40  # characters of a text that name it
@@ -110,6 +111,7 @@ class ReadingService:
         self._texts = {0: _ReadText(service, service.source.title, ids=_token_ids(service.source.atlas))}
         self._last = 0  # the number of the text that was read last
         self._retired: list[Service] = []
+        self._shown: WeakSet[Service] = WeakSet()  # those that a page was told of
         self._loaded: Any = None  # the model and its tokenizer, once a text was read
         self._on_block: OnBlock | None = None  # what its heads do on random tokens; None before, and where it cannot
         self._known_heads: KnownHeads | None = None  # what its heads are
@@ -138,6 +140,7 @@ class ReadingService:
             text = self._texts[number]
             if name == "reading":
                 return self._progress_answer(number, text)
+            self._shown.add(text.service)
             info = text.service.answer("info", {}, wanted)
             return self._progress_answer(number, text, info) if info.status == 200 else info
         key, number = parameters.get("v"), self._number(parameters.get("text"))
@@ -410,8 +413,10 @@ class ReadingService:
             self._parts.release(texts[number].service.source.atlas)
         texts[number] = text
         self._texts, self._last = texts, number  # at once: questions are answered in other threads
-        while len(self._retired) > _RETIRED:
-            dropped.append(self._retired.pop(0))
+        # A page may stand while many tokens are written: recordings that none has shown are not kept for it.
+        kept = [service for service in self._retired if service in self._shown][-_RETIRED:]
+        dropped += [service for service in self._retired if service not in kept]
+        self._retired = kept
         for service in dropped:
             service.close()
         return number

@@ -31,7 +31,7 @@ import { mountOutline } from "./panels/outline.js";
 import { createTexts } from "./data/tokens.js";
 import { mountTrial } from "./panels/trial.js";
 import { rememberFolder } from "./data/comeback.js";
-import { isWeighted } from "./data/weighting.js";
+import { hasVariant } from "./data/weighting.js";
 import { language } from "./words/words.js";
 import { getRange } from "./map/colour.js";
 
@@ -170,8 +170,7 @@ export function repairState(state) {
   if (index !== state.entry) patch.entry = index;
   if (!listHeads(entry).includes(state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
-  if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
-  if (state.variant === "nosink" && entry.softmax === false) patch.variant = "plain";
+  if (!hasVariant(entry, state.variant)) patch.variant = "plain";
   if (!holdsHead(info, index, patch.head ?? state.head)) Object.assign(patch, info.held?.[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;

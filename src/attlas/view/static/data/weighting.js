@@ -28,6 +28,14 @@ export const areShares = (place) => getEntryInfo(place)?.shares !== false;
 export const isWeighted = ({ variant }) => variant in WEIGHTED;
 
 /**
+ * Whether an entry has a kind of numbers: rows that are no softmax are not renormalised, and rollouts have no values.
+ *
+ * @param {Partial<Entry>} entry
+ * @param {string} variant
+ */
+export const hasVariant = (entry, variant) => variant === "plain" || (variant === "nosink" ? entry.softmax !== false : variant in (entry.largest_norms ?? {}));
+
+/**
  * The name of a number: "weight", "‖A v‖".
  *
  * @param {{ variant: string }} state

@@ -6,7 +6,7 @@ import { canCompare } from "../data/comparable.js";
 import { make, createSegmented } from "./elements.js";
 import { formatNumber, getHeadMark, getHeadName, formatPercent, formatInteger, isRollout } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
-import { areShares, formatAmount, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
+import { areShares, formatAmount, getNumberName, getUnit, hasVariant, isWeighted } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const REQUEST_DELAY = 120; // ms without another change after which heads are asked
@@ -167,7 +167,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       const entryInfo = info.entries[index];
       const [i, j0, j1] = [query - entryInfo.first_query, start - entryInfo.first_key, stop - entryInfo.first_key];
       const inside = i >= 0 && i < entryInfo.m && j0 >= 0 && j1 <= entryInfo.n && batch < (entryInfo.batch ?? 1);
-      if (!haveSameTexts(entryInfo, shownEntry) || entryInfo.readable === false || !inside) return;
+      if (!haveSameTexts(entryInfo, shownEntry) || entryInfo.readable === false || !inside || !hasVariant(entryInfo, variant)) return;
       const other = canCompare(info, entry, index) ? { with_entry: entry, with_head: head } : {};
       const { json } = await transport.get("pair", { entry: index, head: "mean", batch, variant, i, j0, j1, ...other }, { signal });
       json.weights.forEach((pair, each) => (values[`${index}:${each}`] = { pair, agree: json.agreement?.[each] ?? null }));

@@ -2,7 +2,7 @@
 
 import { getContext } from "../map/canvas.js";
 import { makeLut } from "../map/colour.js";
-import { areShares, isSigned } from "../data/weighting.js";
+import { areShares, hasVariant, isSigned } from "../data/weighting.js";
 
 const maxInFlight = 2; // the map's own requests go first
 const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // ms between two requests for a thumbnail that is not final
@@ -28,6 +28,9 @@ export function createThumbs({ store, transport, onArrival }) {
     return `${batch}:${variant}:${size}`;
   };
   const getKey = (/** @type {{ entry: number, head: HeadIndex }} */ { entry, head }) => `${entry}:${head}:${getViewKey()}`;
+
+  // Of what has no such numbers the plain weights are shown.
+  const getVariant = (/** @type {number} */ entry) => (hasVariant(store.state.info.entries[entry], store.state.variant) ? store.state.variant : "plain");
 
   const visibilityObserver = new IntersectionObserver(
     (changes) => {
@@ -86,11 +89,12 @@ export function createThumbs({ store, transport, onArrival }) {
   async function load(canvas) {
     const item = getItem(canvas);
     const key = getKey(item);
-    const { batch, variant } = store.state;
+    const { batch } = store.state;
     const controller = new AbortController();
     inFlight.set(canvas, controller);
     try {
       const { entry, head } = item;
+      const variant = getVariant(entry);
       const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool: "suited", size }, { signal: controller.signal });
       const codes = new Uint16Array(answer.buffer);
       /** @type {Thumbnail} */
@@ -123,8 +127,9 @@ export function createThumbs({ store, transport, onArrival }) {
    * @param {Thumbnail} thumbnail
    */
   function paint(canvas, thumbnail) {
-    const shown = { ...store.state, entry: getItem(canvas).entry };
-    const kind = `${areShares(shown)} ${isSigned(shown)}`;
+    const { entry } = getItem(canvas);
+    const shown = { ...store.state, entry, variant: getVariant(entry) };
+    const kind = `${areShares(shown)} ${isSigned(shown)} ${shown.variant}`;
     const lut = luts.get(kind) ?? makeLut(shown);
     luts.set(kind, lut);
     const { codes, size: side } = thumbnail;
