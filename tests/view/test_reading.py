@@ -96,6 +96,23 @@ def test_texts_are_kept_up_to_a_number_and_grow_in_their_place(
     assert service.post("read", {"text": None, "more": 1, "of": 1}).status == 409
 
 
+def test_a_page_that_stands_is_answered_while_its_text_grows(service: ReadingService) -> None:
+    """Versions that no page has shown are not kept in place of one that a page still shows."""
+    service.post("read", {"text": "import os\n"})
+    finished(service)
+    key = told(service, "info")["key"]
+    for _ in range(6):
+        service.post("read", {"text": None, "more": 1})
+        finished(service)
+    cell = {"entry": "0", "head": "0", "i": "1", "j": "0", "v": key}
+    assert service.answer("cell", cell).status == 200
+    for _ in range(4):  # pages that show each version
+        service.post("read", {"text": None, "more": 1})
+        finished(service)
+        told(service, "info")
+    assert service.answer("cell", cell).status == 409
+
+
 def test_a_model_is_loaded_before_it_is_needed_and_closing_does_not_wait(loaded: tuple[Any, Any]) -> None:
     begin, go = threading.Event(), threading.Event()
 
