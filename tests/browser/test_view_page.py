@@ -69,8 +69,12 @@ def test_every_view_fits_every_window(show: Callable[..., Any], small: Atlas) ->
         page.evaluate(f"location.hash = 'pin=100.50&{view}'")
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
-            page.wait_for_timeout(80)
-            assert page.evaluate(CUT) == [], (view, width)
+            for _ in range(20):  # what stands on the map takes its place with the next frame
+                page.wait_for_timeout(80)
+                cut = page.evaluate(CUT)
+                if not cut:
+                    break
+            assert cut == [], (view, width)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
             if not view:
                 box = page.locator(".slot-text").bounding_box()
