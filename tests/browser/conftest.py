@@ -39,13 +39,30 @@ LATIN = """(attributes) => {
 NAMES = {"attlas", "PNG", "SVG", "CSV", "Ctrl", "Shift", "Enter", "Esc", "English", "float"}
 
 
+_open_playwrights: list[Any] = []
+
+
+@contextmanager
+def _playwright_of_thread(sync_api: Any) -> Iterator[Any]:
+    """Give the playwright that runs already, since a thread has one at a time, or a new one."""
+    if _open_playwrights:
+        yield _open_playwrights[-1]
+        return
+    with sync_api.sync_playwright() as playwright:
+        _open_playwrights.append(playwright)
+        try:
+            yield playwright
+        finally:
+            _open_playwrights.remove(playwright)
+
+
 @contextmanager
 def started(options: Sequence[str] = ()) -> Iterator[Any]:
     """Start a Chromium without a window."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_api.sync_playwright() as playwright:
+    with _playwright_of_thread(sync_api) as playwright:
         try:
             running = playwright.chromium.launch(executable_path=own, args=[*arguments, *options])
         except sync_api.Error as error:
