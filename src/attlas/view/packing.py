@@ -208,8 +208,10 @@ class Packer:
         return {"finest": levels[-1], "block": None, "exact": exact}
 
     def _put_cell(self, place: tuple[int, int], i: int, j: int) -> None:
-        """Put what is known of a cell, and its row and its column exactly."""
+        """Put what is known of a cell, and its row and its column exactly, once."""
         name, question = f"{place[0]}:{place[1]}", self._parameters_of_head(place)
+        if f"cell:{name}:{i}:{j}" in self._parts:
+            return
         self._put_numbers(f"row:{name}:{i}", self._complete_answer("row", **question, i=i).body, 4)
         self._put_numbers(f"column:{name}:{j}", self._complete_answer("column", **question, j=j).body, 4)
         self._parts[f"cell:{name}:{i}:{j}"] = json.loads(self._complete_answer("cell", **question, i=i, j=j).body)
@@ -326,9 +328,7 @@ class Packer:
 
     def _put_thumbnails(self) -> None:
         """Put the small pictures of the first heads that have a matrix."""
-        readable = [
-            place for place in self.order if self._entry_of_head(place).matrix is not None and self._has_variant(place)
-        ]
+        readable = [place for place in self.order if self._matrix_of_head(place) is not None]
         for place in readable[:_MOST_THUMBNAILS]:
             question = self._parameters_of_head(place)
             question["batch"] = min(self.batch, self._entry_of_head(place).shape[0] - 1)

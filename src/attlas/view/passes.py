@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
+from attlas.view.exact import Head, Preparation, UnwantedError, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height, layout
 from attlas.view.source import Place, Source
 from attlas.view.store import Draft, Store
@@ -160,10 +160,9 @@ class Passes:
             self._worker.ask(key, job)
         return job
 
-    def prepare(self, place: Place, head: Head, wanted: Wanted = None) -> float:
+    def prepare(self, place: Place, job: Preparation, wanted: Wanted = None) -> float:
         """Return the share that is there of what the cells of a head are read from; the rest is computed meanwhile."""
-        job = head.preparation
-        if job is None or job.share >= 1:
+        if job.share >= 1:
             return 1.0
         if job.is_short:
             while job.step():

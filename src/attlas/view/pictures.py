@@ -52,7 +52,7 @@ class Pictures:
         if codes is not None:
             return Picture(codes)
         rows, columns = place_of(level, y, head.m), place_of(level, x, head.n)
-        progress = 1.0 if head.preparation is None else self._passes.prepare(place, head, wanted)
+        progress = 1.0 if head.preparation is None else self._passes.prepare(place, head.preparation, wanted)
         if progress < 1:
             side = 1 << level
             return Picture(pad(np.full((-(-len(rows) // side), -(-len(columns) // side)), PENDING)), progress)
@@ -81,7 +81,7 @@ class Pictures:
             return Picture(codes)
         if 0 in (head.m, head.n):
             return Picture(np.zeros((size, size), dtype="<u2"))
-        progress = 1.0 if head.preparation is None else self._passes.prepare(place, head, wanted)
+        progress = 1.0 if head.preparation is None else self._passes.prepare(place, head.preparation, wanted)
         if progress < 1:
             return Picture(np.full((size, size), PENDING, dtype="<u2"), progress, sampled=True)
         known = self._passes.complete_pass(place, sums=pool == "mean")

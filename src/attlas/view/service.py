@@ -424,7 +424,7 @@ class Service:
             raise QuestionError(409, f"{name} is defined for weights that are shares of a row")
         if place.variant in WEIGHTED and name in _PLAIN_TRACKS:
             place, head = self._place_and_head(place.plain)
-        prepared = 1.0 if head.preparation is None else self._passes.prepare(place, head, wanted)
+        prepared = 1.0 if head.preparation is None else self._passes.prepare(place, head.preparation, wanted)
         if prepared < 1:
             unknown = np.full(head.m if name in ROW_TRACKS else head.n, np.nan, dtype="<f4")
             return self._picture_answer(Picture(unknown, 0.0))

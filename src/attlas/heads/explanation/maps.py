@@ -261,7 +261,7 @@ class MapExplanation(PairTable):
             products[first : first + _WIDTH] = out.unflatten(-1, (len(chunk), -1)).permute(1, 0, 2)
         whole = products.flatten(1)
         table = whole.new_zeros(len(held), max(groups) + 1)
-        for first, x in _joined(parts.each(self._places(many, rows))):
+        for first, x in _joined_writes(parts.each(self._places(many, rows))):
             index = torch.tensor(groups[first : first + len(x)], device=x.device)
             table.index_add_(1, index, whole @ x.flatten(1).mT)
         return table
@@ -274,7 +274,7 @@ class MapExplanation(PairTable):
         )
 
 
-def _joined(writes: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+def _joined_writes(writes: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
     """Yield the parts of several writes at once, with the index of the first: few wide products take less time."""
     start, held, count = 0, list[Tensor](), 0
     for _, x in writes:
