@@ -281,8 +281,8 @@ def _options_of_why(command: argparse.ArgumentParser) -> None:
 def _options_of_report(command: argparse.ArgumentParser) -> None:
     """Write the page of the viewer as one HTML file that needs no server.
 
-    Of a recording it has every head, the text and what each token attends to, and it opens at the head with the
-    clearest pattern. Of corpora it has all numbers and as many sampled texts as fit. It loads nothing from anywhere.
+    Of a recording it has every head, the text and what each token attends to, and it opens with a tour of up to three
+    heads. Of corpora it has all numbers and as many sampled texts as fit. It loads nothing from anywhere.
 
     Examples
     --------
@@ -293,7 +293,7 @@ def _options_of_report(command: argparse.ArgumentParser) -> None:
     known = "what attlas record or attlas corpus has written"
     command.add_argument("atlas", **_FOLDER_OPTION, help=known)
     command.add_argument("others", nargs="*", **_FOLDER_OPTION, help="more corpora, shown side by side")
-    heads = "layer and head of those in detail (default: the head with the clearest pattern)"
+    heads = "layer and head of those in detail, with no tour (default: the head of the first step of the tour)"
     command.add_argument("--heads", metavar="L.H,...", help=heads)
     command.add_argument("-o", "--output", dest="out", **_FILE_OPTION, required=True, help="report.html")
 
