@@ -1,9 +1,23 @@
-"""What the tests of the viewer hear of its server."""
+"""What the tests of the viewer share: the model that reads texts, and what its server logs."""
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+from attlas import models
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    """The shipped model and its tokenizer."""
+    transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
+    folder = models.path()
+    return (
+        transformers.AutoModelForCausalLM.from_pretrained(folder),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    )
 
 
 @pytest.fixture

@@ -13,22 +13,13 @@ import torch
 from tests.view.declared import check_fields
 
 import attlas
-from attlas import heads, models
+from attlas import heads
 from attlas.heads.classification import text_statistics
 from attlas.recording.atlas import Atlas
 from attlas.view import Server, Service
 from attlas.view.reading import ReadingService
 
-transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
-
-
-@pytest.fixture(scope="module")
-def loaded() -> tuple[Any, Any]:
-    folder = models.path()
-    return (
-        transformers.AutoModelForCausalLM.from_pretrained(folder),
-        transformers.AutoTokenizer.from_pretrained(folder),
-    )
+pytest.importorskip("transformers", reason="needs attlas[hf]")
 
 
 @pytest.fixture

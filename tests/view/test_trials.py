@@ -11,25 +11,16 @@ from tests.view.declared import check_fields
 from tests.view.test_reading import finished, told
 
 import attlas
-from attlas import heads, models
+from attlas import heads
 from attlas.heads.differences import aligned
 from attlas.interventions import Ablate, Suppress
 from attlas.view import Service
 from attlas.view.reading import ReadingService
 
-transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
+pytest.importorskip("transformers", reason="needs attlas[hf]")
 
 TEXT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return"
 OTHER = "def add(a, total):\n    return a + b\n\ndef add(a, b):\n    return"
-
-
-@pytest.fixture(scope="module")
-def loaded() -> tuple[Any, Any]:
-    folder = models.path()
-    return (
-        transformers.AutoModelForCausalLM.from_pretrained(folder),
-        transformers.AutoTokenizer.from_pretrained(folder),
-    )
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from tests.view.declared import check_fields
 from tests.view.test_reading import finished, told
 
 import attlas
-from attlas import heads, models
+from attlas import heads
 from attlas.recording.atlas import Atlas
 from attlas.view import Service
 from attlas.view.reading import ReadingService
 from attlas.view.typed_parts import MOST_BYTES
 
-transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
+pytest.importorskip("transformers", reason="needs attlas[hf]")
 
 LONG = "import os\nimport sys\n" * 5
 
@@ -28,15 +28,6 @@ LONG = "import os\nimport sys\n" * 5
 @pytest.fixture(scope="module")
 def first() -> Atlas:
     return induction.recorded()
-
-
-@pytest.fixture(scope="module")
-def loaded() -> tuple[Any, Any]:
-    folder = models.path()
-    return (
-        transformers.AutoModelForCausalLM.from_pretrained(folder),
-        transformers.AutoTokenizer.from_pretrained(folder),
-    )
 
 
 @pytest.fixture
