@@ -30,13 +30,14 @@ from viewer import processed, record, serving
 
 GOALS = {"usable_ms": 2000.0, "told_ms": 300.0, "why_seconds": 0.1, "pair_seconds": 2.0}
 TOKENS, LONG, WIDE = 2048, 100_000, 300
-# When the page first says something, and when all of it can be used.
+# When the page first says something, when it can be used, and when the map is drawn from all cells.
 WATCH = """
 (() => {
-  const seen = (window.seen = { told: null, usable: null });
+  const seen = (window.seen = { told: null, usable: null, whole: null });
   const look = () => {
     if (seen.told === null && document.body?.innerText.trim()) seen.told = performance.now();
-    if (document.querySelector(".attlas-ready .overlay[aria-busy=false]")) seen.usable = performance.now();
+    if (seen.usable === null && document.querySelector(".attlas-ready .overlay")) seen.usable = performance.now();
+    if (document.querySelector(".attlas-ready .overlay[aria-busy=false]")) seen.whole = performance.now();
     else requestAnimationFrame(look);
   };
   requestAnimationFrame(look);
@@ -156,6 +157,7 @@ def opened(tokens: int) -> dict[str, Any]:
         "heads": 2,
         "told_ms": round(seen["told"], 1),
         "usable_ms": round(seen["usable"], 1),
+        "whole_ms": round(seen["whole"], 1),
         "load": round(os.getloadavg()[0], 1),
         "cores": os.cpu_count(),
     }
