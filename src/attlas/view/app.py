@@ -7,7 +7,7 @@ import json
 import mimetypes
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.applications import Starlette
@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from attlas.view import bundle
 from attlas.view.corpus import CorpusService
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ _OWN_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 _MOST_BYTES = 1 << 20  # bytes that the page may send at once
 _NO_CACHE = {"cache-control": "no-store"}
 _CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
-_CLOSED = ("closed/boot.js", "closed/style.css", "data/comeback.js", "words/words.js", "words/zh.json")
 _MEDIA_TYPES = {"json": "application/json", "binary": "application/octet-stream"}
 
 
@@ -102,11 +102,8 @@ def application(
             raise HTTPException(404)
         return RedirectResponse(f"/{token}/", 303)
 
-    async def closed(request: Request) -> Response:
-        """Answer with a file of the page that stands at the address of a closed viewer: it needs no token."""
-        if request.path_params["path"] not in _CLOSED:
-            raise HTTPException(404)
-        return FileResponse(static.lookup_path(request.path_params["path"])[0])
+    async def closed_style(request: Request) -> Response:
+        return FileResponse(static.lookup_path("closed/style.css")[0])
 
     def http_error(request: Request, error: Any) -> Response:
         """Answer an error; a person who follows the link of a closed viewer gets a page, with how to come back."""
@@ -119,6 +116,7 @@ def application(
     page: list[BaseRoute] = [
         Route("/api/{name}", api),
         Route("/api/{name}", post, methods=["POST"]),
+        Route("/boot.js", _script("boot")),
         Mount("/", static),
     ]
     if isinstance(service, CorpusService):
@@ -126,11 +124,14 @@ def application(
         async def corpus(request: Request) -> Response:
             return FileResponse(static.lookup_path("corpus.html")[0])
 
-        page = [Route("/", corpus), Mount("/text/{text:int}", routes=page), *page]
+        start = Route("/corpus/boot.js", _script("corpus/boot"))
+        page = [Route("/", corpus), start, Mount("/text/{text:int}", routes=page), *page]
     return Starlette(
         routes=[
             Route("/open/{ticket}", open_ticket),
-            Route("/closed/{path:path}", closed),
+            # The page at the address of a closed viewer needs no token.
+            Route("/closed/boot.js", _script("closed/boot")),
+            Route("/closed/style.css", closed_style),
             Mount(f"/{token}", routes=page, middleware=[Middleware(SameOrigin)]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_HOSTS, www_redirect=False)],
@@ -162,6 +163,15 @@ class SameOrigin:
             await self._app(scope, receive, send)
         else:
             await _error_response(403, "pages of other origins are not answered")(scope, receive, send)
+
+
+def _script(start: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers with the script of a page."""
+
+    async def answer(request: Request) -> Response:
+        return Response(bundle.served_script(start), 200, _NO_CACHE, "text/javascript")
+
+    return answer
 
 
 async def _answer_in_thread(request: Request, service: AnyService, closing: Callable[[], bool]) -> Response:

@@ -1,4 +1,4 @@
-"""The page as one script: for the notebook, which loads a single module, and for the file that works offline.
+"""The page as one script: for the browser, which loads it at once, the notebook, and the file that works offline.
 
 The files of `static` are ES modules that keep to a few rules: names are exported one by one in front of their
 definition, and imported in braces by a path that begins with a dot. Under these rules a script is the modules one
@@ -174,6 +174,28 @@ def widget_module() -> str:
     'export default { render: $widget.render };'
     """
     return f"{script('widget.js')}\n{_translations_statement()}\nexport default {{ render: $widget.render }};\n"
+
+
+@cache
+def served_script(start: str = "boot") -> str:
+    """Return the script of a page that is served: one file instead of a hundred, which a browser would ask for in turn.
+
+    Parameters
+    ----------
+    start : {"boot", "corpus/boot", "closed/boot"}
+        The file that starts it: the page of a recording, that of a corpus, or the one of a viewer that was closed.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> from attlas.view import bundle
+    >>> bundle.served_script("corpus/boot").splitlines()[-1]
+    '$corpus_boot.startPage();'
+    """
+    return f"{script(f'{start}.js')}\n{_translations_statement()}\n{_constant_of_module(start)}.startPage();\n"
 
 
 @cache

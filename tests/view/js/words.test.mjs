@@ -10,7 +10,7 @@ globalThis.location = { hash: "#lang=zh&e=1" };
 const words = await import(`${STATIC}words/words.js`);
 
 test("no module asks for a text while it loads", async () => {
-  const files = readdirSync(fileURLToPath(STATIC), { recursive: true }).filter((name) => name.endsWith(".js") && !name.endsWith("boot.js"));
+  const files = readdirSync(fileURLToPath(STATIC), { recursive: true }).filter((name) => name.endsWith(".js"));
   assert.ok(files.length > 60);
   for (const file of files) await import(`${STATIC}${file.replaceAll("\\", "/")}`);
   assert.throws(() => words.t("Heads"), /before the translations were there: Heads/);
@@ -24,15 +24,4 @@ test("a text is in the language of the address, or stays English", () => {
   assert.equal(words.t("toString"), "toString");
   words.setTranslations({});
   assert.equal(words.t("Heads"), "Heads");
-});
-
-test("a server has one file for each language", async () => {
-  const asked = [];
-  globalThis.fetch = async (address) => {
-    asked.push(address);
-    return { json: async () => ({ Heads: "头" }) };
-  };
-  await words.fetchTranslations("./words/");
-  assert.deepEqual(asked, ["./words/zh.json"]);
-  assert.equal(words.t("Heads"), "头");
 });

@@ -6,14 +6,16 @@ import { mount } from "./main.js";
 import { DEFAULTS, readHash, writeHash } from "./data/state.js";
 import { createHttpTransport } from "./data/transport.js";
 import { chooseAside } from "./start.js";
-import { fetchTranslations } from "./words/words.js";
 
 const MAX_WAIT = 4000; // ms after which a page is shown even if its map is not drawn
 
 /** @type {{ root: HTMLElement, page: ReturnType<typeof mount> }} */
 let current;
-await fetchTranslations("./words/");
-openPage(/** @type {HTMLElement} */ (document.querySelector(".attlas")), {});
+
+/** Start the page in its element of class "attlas", on the answers of the server. */
+export function startPage() {
+  openPage(/** @type {HTMLElement} */ (document.querySelector(".attlas")), {});
+}
 
 /**
  * @param {HTMLElement} root

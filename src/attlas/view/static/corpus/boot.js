@@ -2,7 +2,8 @@
 
 import { mountCorpus } from "./page.js";
 import { createHttpTransport } from "../data/transport.js";
-import { fetchTranslations } from "../words/words.js";
 
-await fetchTranslations("./words/");
-mountCorpus(/** @type {HTMLElement} */ (document.querySelector(".attlas")), createHttpTransport("./"));
+/** Start the page in its element of class "attlas". */
+export function startPage() {
+  mountCorpus(/** @type {HTMLElement} */ (document.querySelector(".attlas")), createHttpTransport("./"));
+}

@@ -26,17 +26,6 @@ export function setTranslations(translations) {
 }
 
 /**
- * Take the translations of a server, from its folder of JSON files. No text is shown before.
- *
- * @param {string} folder
- */
-export async function fetchTranslations(folder) {
-  if (language === "en") return setTranslations({});
-  const response = await fetch(`${folder}${language}.json`);
-  return setTranslations({ [language]: await response.json() });
-}
-
-/**
  * A text in the language of the page; {0}, {1}, ... are the values behind it.
  *
  * @param {string} text
