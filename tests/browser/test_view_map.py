@@ -21,7 +21,7 @@ TOKENS, LAYERS, HEADS = 640, 2, 3
 WORDS = ("def", " f", "(", "x", "):", "\n    ", "return", " 日本", "🦊", "\t", "</b>", " ", "é")
 STEPS, LOWEST = 65532, -64  # codes 2 to 65534 stand for log2 weights -64 to 0
 LOW, HIGH = -14, 0
-VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis&o=off"  # no borders of stretches over the cells
+VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis&ol=off"  # no borders of stretches over the cells
 
 # The colours of places of the matrix, read from the canvas; where a place is, the page's own geometry says.
 PIXELS = """async ({places, zoom, row, column, m, n, hasBand}) => {

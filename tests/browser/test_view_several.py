@@ -149,6 +149,16 @@ def test_a_click_with_ctrl_gives_heads_a_colour_and_takes_it_away(url: str, brow
     assert page.locator(".whose").text_content() == "of Layer 0, head 1"
 
 
+def test_a_link_holds_the_heads_and_whether_there_are_brackets(url: str, browse: Any) -> None:
+    page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&o=1.0&ol=off")
+    page.locator(".pick-head").select_option("1")
+    page.reload()
+    page.wait_for_selector(READY)
+    assert page.locator(".thumb[data-hue]").count() == 2  # the first one is now the second one as well
+    fields = state(page)
+    assert fields | {"o": "1.0", "ol": "off"} == fields
+
+
 def test_heads_are_added_and_taken_away_in_the_box(url: str, browse: Any) -> None:
     page = browse(f"{url}#e=0&h=0")
     page.get_by_role("button", name="Compare", exact=True).click()

@@ -238,7 +238,7 @@ class Source:
             fix = 'Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).'
             raise DtypeError(rule, kind(shown), fix, shown=type(shown).__name__, where="Service()")
         self.atlas = shown
-        self.title = title or shown.model or "attlas"
+        self.title = title or shown.model or _title_by_size(shown)
         self.first_title = self.title
         self.texts: list[Text] = []
         self.entries: list[Shown] = []
@@ -429,6 +429,12 @@ def _with_two_texts(A: AttentionMatrix, tokens: Any) -> tuple[Atlas, list[list[s
 
 def _sizes_in_words(sizes: Collection[tuple[int, ...]]) -> str:
     return ", ".join(" × ".join(map(str, size)) for size in sorted(sizes)) or "nothing"
+
+
+def _title_by_size(atlas: Atlas) -> str:
+    """Return the size of the largest matrix, which names what has no other name."""
+    sizes = [entry.shape[2:] for entry in atlas.entries]
+    return " × ".join(f"{size:,}" for size in max(sizes)) if sizes else "attlas"
 
 
 def _absorb_tensor(total: Any, t: Tensor) -> None:

@@ -1,17 +1,20 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { DEFAULTS, bindHash, createStore, readHash, isEqual, writeHash } from "../../../src/attlas/view/static/data/state.js";
+import { DEFAULTS, FIELD_NAMES, bindHash, createStore, readHash, isEqual, writeHash } from "../../../src/attlas/view/static/data/state.js";
 import { repairState } from "../../../src/attlas/view/static/main.js";
 import { stepHead, stepLayer } from "../../../src/attlas/view/static/panels/shell.js";
 
 const full = {
   entry: 3, head: "mean", batch: 1, pool: "mean", variant: "nosink", second: { entry: 2, head: 5 }, compare: "ratio", row: 60321.5, column: 102.25,
   zoom: -6.75, colour: "linear", low: 0.001, high: 0.5, ratio: 3, palette: "cividis", theme: "dark", pin: { i: 60321, j: 102 }, by: "key",
-  sort: "entropy", filter: { kinds: ["induction"], from: 0.25 }, panel: "help", aside: "none",
+  sort: "entropy", filter: { kinds: ["induction"], from: 0.25 }, panel: "help", aside: "none", text: 2, more: "3.1,2.4", view: "lines",
+  difference: 0.25, language: "zh", span: { start: 3, stop: 9 }, heat: "agree", ink: "log", tour: 1, story: 2, off: "2.4;12-15",
+  outline: "off", minimap: "off",
 };
 
 test("a link holds everything and gives it back", () => {
   const link = writeHash({ ...DEFAULTS, ...full });
+  assert.deepEqual(Object.keys(full).sort(), [...FIELD_NAMES].sort());
   assert.deepEqual(readHash(`#${link}`), full);
   assert.doesNotMatch(link, /[\s"<>]/);
 });

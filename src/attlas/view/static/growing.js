@@ -41,7 +41,7 @@ function findCounterpart(element, from, to) {
  * @param {HTMLElement} to
  */
 export function keepScrolls(from, to) {
-  for (const element of /** @type {NodeListOf<HTMLElement>} */ (from.querySelectorAll(".slot-heads, .slot-text, .flow"))) {
+  for (const element of /** @type {NodeListOf<HTMLElement>} */ (from.querySelectorAll(".slot-heads, .heads-scroll, .slot-text, .flow"))) {
     const counterpart = findCounterpart(element, from, to);
     if (!counterpart) continue;
     const isAtEnd = element.matches(".flow") && element.scrollTop + element.clientHeight >= element.scrollHeight - AT_END;

@@ -147,7 +147,7 @@ const FIELDS = {
   tour: ["tour", integerCodec],
   story: ["story", integerCodec],
   off: ["off", textCodec],
-  outline: ["o", createEnumCodec("on", "off")],
+  outline: ["ol", createEnumCodec("on", "off")],
   minimap: ["mm", createEnumCodec("on", "off")],
   aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };

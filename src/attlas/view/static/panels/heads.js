@@ -109,16 +109,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   const headmapElement = make("section", { "aria-label": t("Map of the heads") });
   const controls = make("div", { class: "heads-controls" }, statistic.element, order.element, kind.element, batchBox);
   element.classList.add("heads");
-  element.append(
-    make("div", { class: "heads-head" }, make("h2", {}, t("Heads")), count, clearButton, enlargeButton),
-    headmapElement,
-    controls,
-    explain,
-    histogram.element,
-    grid,
-    noRollout,
-    foot,
-  );
+  const scroller = make("div", { class: "heads-scroll" }, controls, explain, histogram.element, grid, noRollout);
+  element.append(make("div", { class: "heads-head" }, make("h2", {}, t("Heads")), count, clearButton, enlargeButton), headmapElement, scroller, foot);
   statistic.select.setAttribute("aria-describedby", explain.id);
 
   const thumbs = createThumbs({
@@ -431,12 +423,13 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     thumbs.resize(Math.min(store.state.aside === "grid" ? 168 : 112, width / best) * Math.min(2, window.devicePixelRatio || 1));
     return undefined;
   }
-  // The grid scrolls alone: the map of the heads above it stays where it is.
+  // The list scrolls alone: the map of the heads above it stays where it is.
   /** @param {HTMLElement} button */
   function scrollTo(button) {
-    const [box, frame] = [button, grid].map((part) => part.getBoundingClientRect());
-    if (box.top < frame.top) grid.scrollTop -= frame.top - box.top + 8;
-    else if (box.bottom > frame.bottom) grid.scrollTop += box.bottom - frame.bottom + 8;
+    const list = store.state.aside === "grid" ? grid : scroller;
+    const [box, frame] = [button, list].map((part) => part.getBoundingClientRect());
+    if (box.top < frame.top) list.scrollTop -= frame.top - box.top + 8;
+    else if (box.bottom > frame.bottom) list.scrollTop += box.bottom - frame.bottom + 8;
   }
   // The side of the pictures of all layers and heads, so that they fill the window and none is out of it.
   function fitCompact() {
