@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.browser.conftest import READY, saved, serious_faults, served, state, until
@@ -151,12 +154,12 @@ def test_a_click_with_ctrl_gives_heads_a_colour_and_takes_it_away(url: str, brow
 
 def test_a_link_holds_the_heads_and_whether_there_are_brackets(url: str, browse: Any) -> None:
     page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&o=1.0&ol=off")
-    page.locator(".pick-head").select_option("1")
-    page.reload()
-    page.wait_for_selector(READY)
-    assert page.locator(".thumb[data-hue]").count() == 2  # the first one is now the second one as well
     fields = state(page)
     assert fields | {"o": "1.0", "ol": "off"} == fields
+    page.reload()
+    page.wait_for_selector(READY)
+    assert page.locator(".thumb[data-hue]").count() == 3
+    assert state(page) == fields
 
 
 def test_heads_are_added_and_taken_away_in_the_box(url: str, browse: Any) -> None:
@@ -195,6 +198,54 @@ def test_an_offline_page_has_all_heads_that_have_a_colour(url: str, browse: Any,
     assert page.evaluate("document.querySelector('.bar-canvas').height") == 4
     held = json.loads(re.search(rb'"packed":(\[.*?\]),"heads"', content).group(1))
     assert [(each["entry"], each["head"]) for each in held] == [(0, 0), (0, 1), (1, 0), (2, 1)]
+
+
+def fills(svg: bytes) -> dict[tuple[int, int], str]:
+    """Return the colour of each cell of a vector picture, from its first row and column on."""
+    paths = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")
+    return {
+        (int(y), int(x) + at): path.get("fill")
+        for path in paths
+        for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)", path.get("d"))
+        for at in range(int(width))
+    }
+
+
+def channels(colour: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", colour)]
+
+
+def test_pictures_that_are_saved_have_the_colours_of_all_heads(url: str, browse: Any) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&o=1.0&{centred(60, 57)}&z=5&mm=off&ol=off", expected="willReadFrequently")
+    seen = tuple(colour_at(page, 60, 57)[:3])
+    _, body = saved(page, "svg")
+    cells = fills(body)
+    words = [text.text for text in ET.fromstring(body).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Layer 0, head 0", "Layer 0, head 1", "Layer 1, head 0"} <= set(words)
+    # One head looks a token back and the other one five.
+    hues = {name: [at for at, colour in cells.items() if near(channels(colour), name)] for name in HUES["light"]}
+    first, second = hues.values()
+    steps = {row - column for row, column in first}, {row - column for row, column in second}
+    assert [len(each) for each in steps] == [1, 1]
+    assert steps[1].pop() - steps[0].pop() == 4
+    assert seen in {tuple(channels(colour)) for colour in cells.values()}
+    # Pixels too: both colours are in the map, and the bar has a row for each head.
+    _, body = saved(page, "png")
+    pixels = np.asarray(pillow.open(io.BytesIO(body)).convert("RGB")).astype(int)
+    for hue in HUES["light"]:
+        wanted = [int(hue[at : at + 2], 16) for at in (1, 3, 5)]
+        assert (np.abs(pixels - wanted).max(-1) <= 12).sum() > 2000, hue
+    # What divides two heads is saved with its own colours; two triangles are saved as they are seen.
+    page.evaluate(f"location.hash = 'e=0&h=0&s=0.1&m=ratio&{centred(60, 57)}&z=5&mm=off'")
+    page.wait_for_selector(READY)
+    seen = tuple(colour_at(page, 60, 57)[:3])
+    _, body = saved(page, "svg")
+    assert seen in {tuple(channels(colour)) for colour in fills(body).values()}
+    page.evaluate(f"location.hash = 'e=0&h=0&s=0.1&m=triangle&{centred(60, 57)}&z=5&mm=off'")
+    page.wait_for_selector(READY)
+    _, body = saved(page, "svg")
+    assert ET.fromstring(body)[0].get("href").startswith("data:image/png;base64,")
 
 
 def test_weights_that_may_be_negative_have_no_colour(browse: Any) -> None:

@@ -12,7 +12,8 @@ import { createPdf } from "./pdf.js";
 import { formatPython } from "./python.js";
 import { writeView } from "../data/state.js";
 import { drawPicture, nameFile, readPictureStyle } from "./picture.js";
-import { vectorLimit, createVector, wrapPicture } from "./vector.js";
+import { explainRefusal } from "../map/scene.js";
+import { vectorLimit, createVector, listDrawnHeads, wrapPicture } from "./vector.js";
 import { t } from "../words/words.js";
 
 const POLL_INTERVAL = 700; // ms between two requests for the progress of an offline page
@@ -44,7 +45,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
     { name: "film", title: t("Film"), run: recordFilm, words: describeFilm },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: describeVector },
-    { name: "python", title: "Python", run: copyPython, words: () => t("Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.") },
+    { name: "python", title: "Python", run: copyPython, words: () => (getShownState().compare === "none" ? t("Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.") : t("Copies the lines that draw these cells of the first head with attlas.")) },
     { name: "csv", title: t("Table"), run: saveTable, words: describeTable },
     { name: "html", title: t("Offline page"), run: savePage, words: describePage },
   ];
@@ -70,6 +71,8 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, t("Picture as")), formatButtons.element, densityButtons.element), make("div", { class: "export-foot" }, messageElement, progressBar, cancelButton));
   dialog.element.classList.add("export");
 
+  // A comparison that cannot be drawn is not shown.
+  const getShownState = () => (explainRefusal(store.state) ? { ...store.state, compare: /** @type {Compare} */ ("none") } : store.state);
   const getCells = () => clampRegion(map.visibleRegion(), store.state.info.entries[store.state.entry]);
   function describeTable() {
     const count = countCells(getCells());
@@ -77,13 +80,15 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     if (count > csvLimit) return t("{0} cells are in view, {1} fit: zoom in.", formatInteger(count), limit);
     const { info } = store.state;
     const numbers = info.held ? t("weights as far as this file has their digits") : t("exact float32 weights");
-    const heads = listPackedHeads(store.state).length > 1 ? t(" of both heads") : "";
+    const many = listPackedHeads(store.state).length;
+    const heads = many > 2 ? t(" of {0} heads", many) : many > 1 ? t(" of both heads") : "";
     return t("CSV of the {0} cells in view, {1}{2}, with positions and tokens ({3}).", formatInteger(count), numbers, heads, limit);
   }
   function describeVector() {
     const count = countCells(getCells());
     const limit = t("at most {0}", formatInteger(vectorLimit));
     if (count > vectorLimit) return t("SVG with the map as pixels: {0} cells are in view, {1} are drawn one by one. Zoom in for those.", formatInteger(count), limit);
+    if (!listDrawnHeads(getShownState())) return t("SVG with the maps of both heads as pixels.");
     return t("SVG of the {0} cells in view with their tokens, for print ({1}).", formatInteger(count), limit);
   }
   function describePage() {
@@ -181,16 +186,19 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   }
   /** @param {AbortSignal} signal */
   async function saveVector(signal) {
-    const { state } = store;
-    const { entry, head, batch, variant } = state;
+    const state = getShownState();
+    const { batch, variant } = state;
     const cells = getCells();
+    const drawn = countCells(cells) <= vectorLimit ? listDrawnHeads(state) : null;
     const save = (/** @type {string} */ text) => download(createFileName("svg"), new Blob([text], { type: "image/svg+xml;charset=utf-8" }));
-    if (countCells(cells) > vectorLimit) {
+    if (!drawn) {
       const canvas = await draw(signal);
       save(wrapPicture(canvas, pixelRatio));
       return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
     }
-    const { weights } = await fetchRegion(transport, { entry, head, batch, variant }, cells, { signal });
+    /** @type {Float32Array[]} */
+    const weights = [];
+    for (const { entry, head } of drawn) weights.push((await fetchRegion(transport, { entry, head, batch, variant }, cells, { signal })).weights);
     const textOf = await fetchTexts(cells, state);
     save(createVector({ weights, cells, state, style: readStyles(), textOf }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
@@ -198,7 +206,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   /** @param {AbortSignal} signal */
   async function draw(signal) {
     const view = map.visibleRegion();
-    return drawPicture(await map.picture(pixelRatio, signal), view, store.state, readStyles());
+    return drawPicture(await map.picture(pixelRatio, signal), view, getShownState(), readStyles());
   }
   /** @param {AbortSignal} signal */
   async function savePicture(signal) {

@@ -1,15 +1,13 @@
 // The map as a picture to save: with axes, a colour bar, a title and a caption.
 
 import { getContext } from "../map/canvas.js";
-import { getBarOffset, getDivergingColours, getWeightColours } from "../map/colour.js";
-import { getBarRange, getContrastBarRange, getContrastTicks, getBarTicks } from "./colourbar.js";
 import { formatFileName } from "./elements.js";
 import { getHeadMark, getHeadName, formatInteger } from "../data/numbers.js";
 import { listColoured } from "../data/coloured.js";
-import { makeHueBar } from "../map/hues.js";
 import { isContrast } from "../data/state.js";
+import { describeBar, listBarColours, listBarMarks } from "./scale.js";
 import { describeBlock } from "./status.js";
-import { describeVariant, isSigned } from "../data/weighting.js";
+import { describeVariant } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 /**
@@ -103,44 +101,23 @@ export function drawPicture({ canvas: source, width, height, grain }, view, stat
  * @param {number} width
  */
 function drawScale(ctx, state, style, left, top, width) {
-  const { compare } = state;
-  const isRatio = isContrast(compare);
-  const bar = isContrast(compare) ? getContrastBarRange(state, state[compare]) : getBarRange(state);
-  const bytes = isRatio ? getDivergingColours(state) : getWeightColours(state);
-  const hues = compare === "colours" ? listColoured(state) : [];
-  hues.forEach((_, index) => drawHue(ctx, state, bar, { index, left, width, top: top + (12 * index) / hues.length, height: 12 / hues.length }));
-  for (let x = 0; x < (hues.length ? 0 : width); x++) {
-    const value = bar.min + ((x + 0.5) / width) * (bar.max - bar.min);
-    const offset = isRatio ? 3 * Math.round((255 * (x + 0.5)) / width) : getBarOffset(value, state);
-    ctx.fillStyle = `rgb(${bytes[offset]} ${bytes[offset + 1]} ${bytes[offset + 2]})`;
-    ctx.fillRect(left + x, top, 1.5, 12);
-  }
+  const bars = listBarColours(state, Math.ceil(width));
+  const height = 12 / bars.length;
+  bars.forEach((colours, bar) => {
+    colours.forEach((colour, x) => {
+      ctx.fillStyle = colour;
+      ctx.fillRect(left + x, top + bar * height, 1.5, height);
+    });
+  });
   ctx.strokeStyle = style.line;
   ctx.strokeRect(left + 0.5, top + 0.5, width, 12);
   ctx.fillStyle = style.soft;
   ctx.font = `11px ${style.sans}`;
-  const marks = isRatio ? getContrastTicks(state, bar) : getBarTicks(state, bar, width);
-  for (const { at: offset, text } of marks) {
-    const x = left + ((offset - bar.min) / (bar.max - bar.min)) * width;
+  for (const { share, text } of listBarMarks(state, width)) {
+    const x = left + share * width;
     ctx.textAlign = x < left + 8 ? "left" : x > left + width - 8 ? "right" : "center";
     ctx.fillText(text, x, top + 26);
   }
   ctx.textAlign = "left";
-  ctx.fillText(state.compare === "difference" ? t("weight of the first head less that of the second") : isRatio ? t("weight of the first head over that of the second") : isSigned(state) ? t("weight, which may be negative") : t("attention weight"), left, top + 40);
-}
-
-/**
- * Draw the part of the colour bar of a head that has a colour of its own.
- *
- * @param {Context} ctx
- * @param {State} state
- * @param {BarRange} bar
- * @param {{ index: number, left: number, top: number, width: number, height: number }} place
- */
-function drawHue(ctx, state, bar, { index, left, top, width, height }) {
-  const bytes = makeHueBar(index, state, bar, Math.ceil(width));
-  for (let x = 0; x < width; x++) {
-    ctx.fillStyle = `rgb(${bytes[4 * x]} ${bytes[4 * x + 1]} ${bytes[4 * x + 2]})`;
-    ctx.fillRect(left + x, top, 1.5, height);
-  }
+  ctx.fillText(describeBar(state), left, top + 40);
 }
