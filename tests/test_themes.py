@@ -1,4 +1,4 @@
-"""Pictures of explanations on light and on dark pages: every text stands out from what is behind it."""
+"""Pictures on light and on dark pages: every text stands out from what is behind it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,31 @@ def test_texts_of_a_map_stand_out_from_their_cells(theme: str) -> None:
     assert contrast(middle, PAPER[theme]) < 1.3 < 3 < min(contrast(shade, PAPER[theme]) for shade in shades[[0, -1]])
 
 
+@pytest.mark.parametrize("theme", PAPER)
+@pytest.mark.parametrize("signed", [False, True])
+def test_maps_follow_the_page(theme: str, signed: bool) -> None:
+    weights = torch.rand(2, 3, 8, 8).tril() ** 8 * (torch.rand(2, 3, 8, 8).sub(0.5).sign() if signed else 1)
+    weights[..., 0, 0] = 1.0
+    weights[torch.ones_like(weights).triu(1) > 0] = torch.nan
+    one = pictures.plot(weights[0, 0], labels=[f"w{i}" for i in range(8)], title="one", theme=theme)
+    several = pictures.plot(weights, title="all", theme=theme)
+    for figure in (one, several):
+        assert to_rgb(figure.get_facecolor()) == to_rgb(PAPER[theme])
+        figure.canvas.draw()
+        for text in figure.findobj(Text):
+            if text.get_text() and text.get_visible():
+                assert contrast(text.get_color(), PAPER[theme]) >= LEAST_CONTRAST, text.get_text()
+        image = figure.axes[0].images[0]
+        assert contrast(image.to_rgba(0.0 if signed else pictures.FLOOR)[:3], PAPER[theme]) < 1.3  # small: the page
+        assert contrast(image.to_rgba(1.0)[:3], PAPER[theme]) > 7
+        assert contrast(figure.axes[0].get_facecolor()[:3], PAPER[theme]) < 1.4  # where nothing may attend
+        assert contrast(figure.axes[0].spines["left"].get_edgecolor()[:3], PAPER[theme]) > LEAST_CONTRAST
+
+
 def test_a_theme_that_is_not_there_is_refused() -> None:
+    A = attlas.attend(torch.randn(9, 4), torch.randn(9, 4))
+    with pytest.raises(ShapeError, match=r'plot\(\): theme must be "light" or "dark"'):
+        A.plot(theme="sepia")
     with pytest.raises(ShapeError, match=r'pictures\.why_map\(\): theme must be "light" or "dark"'):
         pictures.why_map(MAP, theme="sepia")
     with pytest.raises(ShapeError, match=r'pictures\.why\(\): theme must be "light" or "dark"'):
@@ -100,4 +124,13 @@ def test_the_command_draws_both_themes(tmp_path: Path, capsys: pytest.CaptureFix
             page = re.search(r"fill: (#\w+)", out.read_text("utf-8"))  # what is drawn first
             assert page is not None
             assert page[1] == paper
+    for place in ([], ["--layer", "2", "--head", "4"], ["--layer", "2", "--head", "4", "--rows", "4:20"]):
+        for theme, paper in PAPER.items():
+            out = tmp_path / "head.svg"
+            assert main(["picture", str(tmp_path / "run.atlas"), *place, "--theme", theme, "-o", str(out)]) == 0
+            page = re.search(r"fill: (#\w+)", out.read_text("utf-8"))
+            assert page is not None
+            assert page[1] == paper
     capsys.readouterr()
+    assert main(["picture", str(tmp_path / "run.atlas"), "--card", "--theme", "dark", "-o", str(out)]) == 2
+    assert "a card has one theme" in capsys.readouterr().err

@@ -217,7 +217,9 @@ def channels(colour: str) -> list[int]:
 
 def test_pictures_that_are_saved_have_the_colours_of_all_heads(url: str, browse: Any) -> None:
     pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
-    page = browse(f"{url}#e=0&h=0&s=0.1&m=colours&o=1.0&{centred(60, 57)}&z=5&mm=off&ol=off", expected="willReadFrequently")
+    page = browse(
+        f"{url}#e=0&h=0&s=0.1&m=colours&o=1.0&{centred(60, 57)}&z=5&mm=off&ol=off", expected="willReadFrequently"
+    )
     seen = tuple(colour_at(page, 60, 57)[:3])
     _, body = saved(page, "svg")
     cells = fills(body)

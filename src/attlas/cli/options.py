@@ -245,6 +245,7 @@ def _options_of_picture(command: argparse.ArgumentParser) -> None:
     option("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
     option("--columns", metavar="A:B", help="keys A to B - 1 only")
     option("--size", **_NUMBER_OPTION, help=f"blocks along a side, at most (default: {SIDE})")
+    option("--theme", choices=("light", "dark"), default="light", help="colours of the picture (default: light)")
     option(
         "--pool",
         choices=("max", "mean"),

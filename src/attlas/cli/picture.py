@@ -51,6 +51,8 @@ def draw(arguments: Namespace, terminal: Terminal) -> Path:
     """
     check_target(arguments.out, "-o", (".png", ".svg", ".pdf"))
     pictures.sheet(1, 1)  # without matplotlib, say so now
+    if arguments.card and arguments.theme != "light":
+        raise UsageError("a card has one theme.", f"--theme {arguments.theme} and --card", "leave --theme out")
     if arguments.size is not None and not 1 <= arguments.size <= 8192:
         raise UsageError("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {SIDE}")
     atlas = open_folder(arguments.atlas)
@@ -97,12 +99,13 @@ def _figure_of_head(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: 
     log = arguments.scale == "log"
     labels = _token_labels(atlas, entry, rows, columns, blocks)
     if labels:
-        return pictures.plot(blocks, labels=labels, title=name, log=log)
+        return pictures.plot(blocks, labels=labels, title=name, log=log, theme=arguments.theme)
     title = f"{name}: {len(rows):,} queries × {len(columns):,} keys"
     words = pictures.weight_words((rows, columns), blocks.shape[-2:], pool)
     top, left = entry.queries[0] + rows.start, entry.first_key + columns.start
     window = range(top, top + len(rows)), range(left, left + len(columns))
-    return pictures.grid(blocks[None, None], title=title, words=words, log=log, window=window)
+    options = {"log": log, "window": window, "theme": arguments.theme}
+    return pictures.grid(blocks[None, None], title=title, words=words, **options)
 
 
 def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal: Terminal) -> Figure:
@@ -140,6 +143,7 @@ def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespac
     return pictures.grid(
         maps,
         names,
+        theme=arguments.theme,
         title=title,
         row_names=[f"layer {entry.layer}  " for entry in entries],
         words=pictures.weight_words((rows, columns), maps.shape[-2:], common),

@@ -787,6 +787,7 @@ class AttentionMatrix(LazyTensor):
         cmap: Any = None,
         ax: Any = None,
         title: str | None = None,
+        theme: str = "light",
     ) -> Any:
         """Draw the matrix, or each head of it.
 
@@ -808,6 +809,8 @@ class AttentionMatrix(LazyTensor):
             Axes of yours to draw one map into.
         title : str, optional
             Title of the figure.
+        theme : {"light", "dark"}
+            Colours for a light or a dark page.
 
         Returns
         -------
@@ -823,7 +826,7 @@ class AttentionMatrix(LazyTensor):
         >>> A = attlas.attend(torch.randn(300, 16), torch.randn(300, 16))
         >>> figure = A.plot(rows=(-50, 300), log=False, title="the last 50 queries")
         """
-        style = {"labels": labels, "log": log, "cmap": cmap, "ax": ax, "title": title}
+        style = {"labels": labels, "log": log, "cmap": cmap, "ax": ax, "title": title, "theme": theme}
         return attlas.pictures.plot(self, rows=rows, columns=columns, size=size, pool=pool, **style)
 
     def view(self, *shape: Any, **options: Any) -> Any:

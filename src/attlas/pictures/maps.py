@@ -19,6 +19,7 @@ from attlas.errors import ShapeError, import_extra, kind, public
 from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.files import whole_file
 from attlas.foundation.installation import install_command
+from attlas.pictures.themes import ACCENT, DEPTH, INK, LAND, SOFT, theme_named
 from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
 
@@ -29,17 +30,11 @@ if TYPE_CHECKING:
 
     from attlas.matrix import AttentionMatrix
 
-# Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
-# order of colours is seen in grey and without colour vision too.
-DEPTH = ("#f4f8f6", "#cfe7e1", "#8fcbc8", "#4f9fb2", "#27708f", "#174268", "#0d1b38")
+__all__ = [
+    "ACCENT", "DEPTH", "FLOOR", "INK", "LAND", "SOFT", "blocks", "both_sides", "color_norm", "depth", "draw", "grid",
+    "label", "palette", "plot", "save", "scale", "sheet", "weight_words",
+]  # fmt: skip
 
-# The other side of a scale for weights that may be negative: from the same paper to dark red.
-_NEGATIVE_COLOURS = ("#f4f8f6", "#f3d6c6", "#e8a386", "#d66c47", "#ae3d1f", "#782614", "#3d130a")
-
-LAND = "#e7e4dc"  # where nothing may attend
-INK = "#12212e"
-SOFT = "#52646f"
-ACCENT = "#c8421a"
 FLOOR = 1e-4  # weights below it have the palest colour
 _MAX_HEADS = 1024
 _MOST_LENGTH_RATIO = 1.4  # times the usual length that the longer side of a map may have
@@ -59,6 +54,7 @@ def plot(
     cmap: str | Colormap | None = None,
     ax: Axes | None = None,
     title: str | None = None,
+    theme: str = "light",
 ) -> Figure:
     """Draw the weights of one head, or a grid of heads, as heat maps with one scale of colour.
 
@@ -85,6 +81,8 @@ def plot(
         Axes of yours to draw a single map into.
     title : str, optional
         Title of the figure, or of `ax`.
+    theme : {"light", "dark"}
+        Colours for a light or a dark page.
 
     Returns
     -------
@@ -96,7 +94,8 @@ def plot(
     MissingExtraError
         If matplotlib is not installed.
     ShapeError
-        If there are too many axes or heads, `rows` or `columns` do not lie within the matrix, or `labels` do not fit.
+        If there are too many axes or heads, `rows` or `columns` do not lie within the matrix, `labels` do not fit, or
+        there is no such theme.
 
     See Also
     --------
@@ -120,6 +119,7 @@ def plot(
     >>> figure = A[0, 3].plot(rows=(0, 3), columns=(0, 3), labels=words, log=False, cmap="magma")
     """
     _check_options(pool, size)
+    theme_named(theme)
     if not hasattr(A, "detach") or len(A.shape) < 2:
         rule = "A must be an attention matrix, or a tensor of weights of shape (..., m, n)."
         found = f"shape {tuple(A.shape)}" if hasattr(A, "detach") else kind(A)
@@ -143,9 +143,9 @@ def plot(
     words = weight_words(window, maps.shape[-2:], pool)
     if not axes:
         norm = color_norm(maps, log)
-        return _draw_map(maps[0, 0], window, texts, title=title, words=words, ax=ax, norm=norm, cmap=cmap)
+        return _draw_map(maps[0, 0], window, texts, title=title, words=words, ax=ax, norm=norm, cmap=cmap, theme=theme)
     names = [[f"{r}, {c}" if down > 1 else str(c) for c in range(across)] for r in range(down)]
-    return grid(maps, names, title=title, words=words, log=log, cmap=cmap, window=window)
+    return grid(maps, names, title=title, words=words, log=log, cmap=cmap, window=window, theme=theme)
 
 
 def _check_options(pool: str, size: int | None) -> None:
@@ -280,6 +280,7 @@ def grid(
     log: bool = True,
     cmap: str | Colormap | None = None,
     window: tuple[range, range] | None = None,
+    theme: str = "light",
 ) -> Figure:
     """Draw maps in rows and columns with one scale of colour for all.
 
@@ -301,6 +302,8 @@ def grid(
         Another colour map than that of `depth`.
     window : tuple of range, optional
         Queries and keys that the maps cover, for their proportions and for the axes of a single map.
+    theme : {"light", "dark"}
+        Colours for a light or a dark page.
 
     Returns
     -------
@@ -315,27 +318,29 @@ def grid(
     7
     """
     rows, columns, height, width = maps.shape
+    colours = theme_named(theme)
     norm = color_norm(maps, log)
     window = (range(height), range(width)) if window is None else window
     if rows == columns == 1 and names is None and row_names is None:
-        return _draw_map(maps[0, 0], window, None, title=title, words=words, ax=None, norm=norm, cmap=cmap)
+        return _draw_map(maps[0, 0], window, None, title=title, words=words, ax=None, norm=norm, cmap=cmap, theme=theme)
     across, down = _width_and_height(window, min(1.55, 30 / max(rows, columns)))
     figure = sheet(across * columns + 1.1, down * rows + 1.15)
+    figure.set_facecolor(colours.paper)
     axes = figure.subplots(rows, columns, squeeze=False)
     for r in range(rows):
         for c in range(columns):
             ax = axes[r, c]
-            draw(ax, maps[r, c], extent=_axes_extent(window), norm=norm, cmap=cmap)
+            draw(ax, maps[r, c], extent=_axes_extent(window), norm=norm, cmap=cmap, theme=theme)
             ax.set_box_aspect(_height_ratio(window))
             if names is not None:
-                ax.set_title(names[r][c], fontsize=7.5, color=INK, loc="left", pad=3, parse_math=False)
+                ax.set_title(names[r][c], fontsize=7.5, color=colours.ink, loc="left", pad=3, parse_math=False)
             ax.set_xticks([])
             ax.set_yticks([])
         if row_names is not None:
-            axes[r, 0].set_ylabel(row_names[r], fontsize=8, color=SOFT, rotation=0, ha="right", va="center")
-    scale(figure, axes.ravel().tolist(), words)
+            axes[r, 0].set_ylabel(row_names[r], fontsize=8, color=colours.soft, rotation=0, ha="right", va="center")
+    scale(figure, axes.ravel().tolist(), words, theme=theme)
     if title is not None:
-        figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK, parse_math=False)
+        figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=colours.ink, parse_math=False)
     return figure
 
 
@@ -349,26 +354,28 @@ def _draw_map(
     ax: Axes | None,
     norm: Normalize,
     cmap: str | Colormap | None,
+    theme: str,
 ) -> Figure:
     """Draw one map with its axes and its scale, into a figure of its own or into axes."""
-    given = ax
+    given, colours = ax, theme_named(theme)
     if ax is None:
         across, down = _width_and_height(window, 5.2)
         figure = sheet(max(across, 2.4) + (2.2 if labels else 1.3), max(down, 1.6) + (1.4 if labels else 0.9))
+        figure.set_facecolor(colours.paper)
         ax = figure.subplots()
     else:
         figure = cast("Figure", ax.figure)  # or a part of one, which has what is used here too
-    draw(ax, weights, extent=None if labels else _axes_extent(window), norm=norm, cmap=cmap)
+    draw(ax, weights, extent=None if labels else _axes_extent(window), norm=norm, cmap=cmap, theme=theme)
     ax.set_box_aspect(_height_ratio(window))
-    ax.set_xlabel("key", fontsize=8.5)
-    ax.set_ylabel("query", fontsize=8.5)
+    ax.set_xlabel("key", fontsize=8.5, color=colours.soft)
+    ax.set_ylabel("query", fontsize=8.5, color=colours.soft)
     if labels:
         label(ax, *labels)
-    scale(figure, [ax], words)
+    scale(figure, [ax], words, theme=theme)
     if title is not None and given is not None:
-        ax.set_title(title, loc="left", color=INK, parse_math=False)
+        ax.set_title(title, loc="left", color=colours.ink, parse_math=False)
     elif title is not None:
-        figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK, parse_math=False)
+        figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=colours.ink, parse_math=False)
     return figure
 
 
@@ -428,6 +435,7 @@ def draw(
     *,
     norm: Normalize | None = None,
     cmap: str | Colormap | None = None,
+    theme: str = "light",
 ) -> None:
     """Draw one map into axes: logarithmic colours from `FLOOR` to 1, and another colour for NaN.
 
@@ -443,6 +451,8 @@ def draw(
         Another scale of the colours, as `color_norm` makes it.
     cmap : str or matplotlib.colors.Colormap, optional
         Another colour map than that of `depth`.
+    theme : {"light", "dark"}
+        Colours for a light or a dark page.
 
     Notes
     -----
@@ -458,25 +468,26 @@ def draw(
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
 
+    colours = theme_named(theme)
     norm = color_norm(weights) if norm is None else norm
     values = np.ma.masked_invalid(weights.numpy())
     if isinstance(norm, LogNorm):
         values = np.ma.masked_invalid(weights.clamp(norm.vmin, norm.vmax).numpy())  # 0 has no logarithm
-    usual = depth() if norm.vmin is None or norm.vmin >= 0 else both_sides()
-    colours = usual if cmap is None else colormaps[cmap] if isinstance(cmap, str) else cmap
-    ax.set_facecolor(LAND)
+    usual = depth(theme) if norm.vmin is None or norm.vmin >= 0 else both_sides(theme)
+    shades = usual if cmap is None else colormaps[cmap] if isinstance(cmap, str) else cmap
+    ax.set_facecolor(colours.land)
     ax.imshow(
         values,
-        cmap=colours.with_extremes(bad="none"),
+        cmap=shades.with_extremes(bad="none"),
         norm=norm,
         interpolation="nearest" if max(weights.shape) < 200 else "antialiased",
         aspect="auto",
         extent=extent,
     )
     ax.set_box_aspect(min(max(weights.shape[0] / weights.shape[1], 0.2), 5.0))
-    ax.tick_params(labelsize=7.5, colors=SOFT, length=2.5)
+    ax.tick_params(labelsize=7.5, colors=colours.soft, length=2.5)
     for spine in ax.spines.values():
-        spine.set(color=INK, linewidth=0.4)
+        spine.set(color=colours.ink, linewidth=0.4)
 
 
 def color_norm(maps: Tensor, log: bool = True) -> Normalize:
@@ -556,14 +567,19 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
     return path
 
 
-def depth() -> Colormap:
+def depth(theme: str = "light") -> Colormap:
     """Return the palette as a colour map of matplotlib, with the colour of what may not attend.
+
+    Parameters
+    ----------
+    theme : {"light", "dark"}
+        The page that the smallest weights are near to.
 
     Returns
     -------
     matplotlib.colors.Colormap
-        From paper to deep sea in 256 steps that look equal. Lightness falls all the way, so that the order
-        is seen in grey and without colour vision too.
+        From paper to deep sea in 256 steps that look equal, on a dark page the other way. Lightness changes to one
+        side all the way, so that the order is seen in grey and without colour vision too.
 
     Examples
     --------
@@ -573,15 +589,17 @@ def depth() -> Colormap:
     """
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
+    colours = theme_named(theme)
+    return ListedColormap(palette(colours.depth).tolist(), name="attlas.depth").with_extremes(bad=colours.land)
 
 
-def both_sides() -> Colormap:
-    """Return a colour map for weights that may be negative: red below 0, the palette of `depth` above."""
+def both_sides(theme: str = "light") -> Colormap:
+    """Return a colour map for weights that may be negative: red below 0, as the palette of `depth` above."""
     from matplotlib.colors import ListedColormap
 
-    colours = [*palette(_NEGATIVE_COLOURS)[::-1].tolist(), *palette().tolist()]
-    return ListedColormap(colours, name="attlas.signed").with_extremes(bad=LAND)
+    colours = theme_named(theme)
+    shades = [*palette(colours.negative)[::-1].tolist(), *palette(colours.positive).tolist()]
+    return ListedColormap(shades, name="attlas.signed").with_extremes(bad=colours.land)
 
 
 @public("attlas.pictures")
@@ -617,7 +635,7 @@ def sheet(width: float, height: float) -> Figure:
     return NotebookFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def scale(figure: Figure, axes: list[Axes], words: str = "weight") -> None:
+def scale(figure: Figure, axes: list[Axes], words: str = "weight", *, theme: str = "light") -> None:
     """Draw the one scale of colour beside several maps.
 
     Parameters
@@ -628,6 +646,8 @@ def scale(figure: Figure, axes: list[Axes], words: str = "weight") -> None:
         Axes of the maps.
     words : str
         What the colours say.
+    theme : {"light", "dark"}
+        Colours for a light or a dark page.
 
     Examples
     --------
@@ -639,10 +659,11 @@ def scale(figure: Figure, axes: list[Axes], words: str = "weight") -> None:
     >>> pictures.scale(figure, [ax])
     """
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.5 if len(axes) > 8 else 0.8, aspect=28, pad=0.015)
-    bar.set_label(words, fontsize=8, color=SOFT)
+    colours = theme_named(theme)
+    bar.set_label(words, fontsize=8, color=colours.soft)
     bar.ax.yaxis.set_major_formatter("{x:g}")
-    bar.ax.tick_params(labelsize=7.5, colors=SOFT)
-    bar.outline.set(linewidth=0.4, color=INK)
+    bar.ax.tick_params(labelsize=7.5, colors=colours.soft)
+    bar.outline.set(linewidth=0.4, color=colours.ink)
 
 
 def palette(stops: Sequence[str] = DEPTH) -> NDArray[np.float64]:
