@@ -120,6 +120,19 @@ def test_two_texts_stand_side_by_side(browse: Any, url: str) -> None:
     )
     assert marked == alone != []
     assert flows.nth(0).locator(".found").count() == 0
+    # Short texts take little room, and the heads that changed most stand below, over the whole width, largest first.
+    assert max(box["height"] for box in boxes) < 200
+    moved = page.locator(".trial-lists section").last.locator(".largest > li")
+    shares = [float(re.sub(r"[^\d.]", "", text)) for text in moved.locator(".share").all_inner_texts()]
+    assert shares == sorted(shares, reverse=True)
+    assert shares == pytest.approx([100 * head["moved"] for head in wanted["heads"][:12]], abs=0.06)
+    places = [each.bounding_box() for each in moved.all()]
+    assert len({box["x"] for box in places}) >= 3
+    assert places[0]["y"] == places[2]["y"]
+    for item, head in zip(moved.all()[:4], wanted["heads"][:4], strict=True):
+        changes = [abs(before - after) for _, _, before, after in head["cells"]]
+        assert changes == sorted(changes, reverse=True)
+        assert item.locator(".trial-cells li").count() == len(head["cells"]) > 0
 
 
 def test_a_long_reading_shows_its_progress_and_is_stopped(browse: Any, url: str) -> None:

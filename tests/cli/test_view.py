@@ -194,6 +194,16 @@ def test_a_recording_can_be_kept(
     assert atlas.spans["generated"] == (64, 68)
 
 
+@pytest.mark.parametrize("named", [(), ("--model", "shipped")])
+def test_the_shipped_model_is_read_with_its_parts(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(view, "show", lambda *given: True)
+    out = tmp_path / "kept.atlas"
+    assert main(["view", *named, "--text", str(text_file), "--tokens", "16", "-o", str(out)]) == 0
+    assert attlas.load(out).parts  # for Why?
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 

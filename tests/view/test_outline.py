@@ -307,6 +307,11 @@ def test_documents_between_tokens_that_begin_and_end_texts() -> None:
     assert [stretch[:2] for stretch in outline_of(Text(ends), 5)] == [(1, 2), (3, 5)]
 
 
+def test_tokens_that_begin_and_end_a_text_are_in_no_name() -> None:
+    tokens = ["<|endoftext|>", "It", " rains", ".", " We", " stay", ".", "</s>"]
+    assert outline_of(Text(tokens), 8) == [(1, 4, "sentence", "It rains."), (4, 7, "sentence", "We stay.")]
+
+
 def test_stretches_with_names_of_their_own_come_first() -> None:
     tokens = ["It", " rains", ".", " We", " stay", ".", " They", " go", "."]
     outline = outline_of(Text(tokens), 9, named={"prompt": (0, 4), "answer": (6, 9)})

@@ -261,7 +261,7 @@ def _record_for_view(arguments: Namespace, stack: contextlib.ExitStack, terminal
     for name in ("model", "text", "tokens", "generate"):
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name}", str(value)]
-    if arguments.model is None and not arguments.generate:  # the layout of the shipped model is known
+    if arguments.model in (None, "shipped") and not arguments.generate:  # the layout of the shipped model is known
         words.append("--parts")
     record.write(parse(words), terminal)
     return Path(folder)

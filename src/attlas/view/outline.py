@@ -75,8 +75,9 @@ def outline_of(
     """
     units = [] if text is None else text.units
     own = [Stretch(start, stop, "named", name) for name, (start, stop) in (named or {}).items() if start < stop]
-    found = _documents(units, length, borders)
-    for start, stop in [each[:2] for each in found] or [(0, length)]:
+    documents = _documents(units, length, borders)
+    found = documents if len(documents) > 1 else []  # a text that is one document has no name for the whole
+    for start, stop in [each[:2] for each in documents]:
         found += _parts_of_units(_units_within(units, start, stop))
     apart = [stretch for stretch in found if not any(_do_cross(stretch, other) for other in own)]
     ordered = sorted([*own, *apart], key=lambda stretch: (stretch.start, -stretch.stop))
@@ -136,7 +137,7 @@ def _first_keys(A: AttentionMatrix, mask: Mask, sequence: int) -> torch.Tensor |
 
 
 def _documents(units: Sequence[Joined], length: int, borders: Iterable[int]) -> list[Stretch]:
-    """Return the documents of a text, if there are two or more, without tokens that begin or end a text."""
+    """Return the documents of a text, without tokens that begin or end a text."""
     cuts = {0, length, *(border for border in borders if 0 < border < length)}
     special = set()
     for unit in units:
@@ -155,7 +156,7 @@ def _documents(units: Sequence[Joined], length: int, borders: Iterable[int]) -> 
             text = "".join(unit.text for unit in _units_within(units, start, min(stop, start + 64)))
             lines = [line for line in text.splitlines() if line.strip()]
             found.append(Stretch(start, stop, "document", shortened(lines[0]) if lines else ""))
-    return found if len(found) > 1 else []
+    return found
 
 
 def _units_within(units: Sequence[Joined], start: int, stop: int) -> Sequence[Joined]:
