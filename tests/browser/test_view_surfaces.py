@@ -33,7 +33,16 @@ def test_two_texts_stand_side_by_side_and_two_checkpoints_are_divided(
 ) -> None:
     first, other = (atlas_of(random_matrix(60, seed=seed), tokens=words) for seed, words in ((0, WORDS), (1, second)))
     with served(first, title="before", compare=other, compare_title="after") as url:
-        assert state(browse(url))["m"] == mode
+        page = browse(f"{url}#pin=50.40")
+        assert state(page)["m"] == mode
+        # The text and its numbers are those of the first head, and a click leads to those of the other one.
+        names = ("② Layer 0, head 0", "Layer 0, head 0")
+        for atlas, words, name in ((first, WORDS, names[0]), (other, second, names[1]), (first, WORDS, names[0])):
+            weight = f"{float(atlas[0][0, 0, 50, 40]):.4g}"
+            until(page, f"document.querySelector('.cell-facts')?.textContent.includes({weight[:5]!r})")
+            shown = [text.strip() for text in page.locator(".flow .t").all_inner_texts()]
+            assert shown == [word.strip() for word in words]
+            page.locator(".whose").get_by_role("button", name=f"show {name}", exact=True).click()
         browse.close()
 
 
