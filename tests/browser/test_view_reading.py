@@ -109,6 +109,18 @@ WATCH = """() => {
 }"""
 
 
+# Whether the lines over the map show all of their words, within their box and beside the tools.
+UNCUT = """() => {
+  const parts = [".says", ".says b", ".says-sentence", ".says-text"].map((part) => document.querySelector(part));
+  const fits = (part) => part.scrollHeight <= part.clientHeight + 1 && part.scrollWidth <= part.clientWidth;
+  const find = (part) => document.querySelector(part).getBoundingClientRect();
+  const [head, tools, line] = [".middle-head", ".map-tools", ".says-text"].map(find);
+  const isBeside = line.right <= tools.left || line.top >= tools.bottom || line.bottom <= tools.top;
+  const isWhole = parts[0].scrollHeight <= parts[0].clientHeight + 1 && parts.slice(1).every(fits);
+  return isWhole && isBeside && line.bottom <= head.bottom + 0.5 && tools.right <= head.right && tools.left >= head.left;
+}"""
+
+
 def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, url: str) -> None:
     page = browse(url)
     page.set_default_timeout(30_000)
@@ -121,6 +133,12 @@ def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, u
     assert lines[0] == "Layer 2, head 4 remembers what came next"
     assert lines[1].startswith("Show it random tokens, then the same tokens again: 65.7 % of its attention")
     assert re.fullmatch(r"On this text: 5\d.\d\s% on what followed earlier copies, [\d.]+\s% by chance\.", lines[2])
+    # Nothing of it is cut off, and it does not lie under the tools.
+    for width in (390, 720, 768, 834, 1024, 1110, 1280, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(60)
+        assert page.evaluate(UNCUT), width
+    page.set_viewport_size({"width": 1280, "height": 800})
     # A head whose kind was measured on random tokens says so, and what it does here.
     page.locator(".pick-layer").select_option("0")
     page.locator(".pick-head").select_option("0")
