@@ -152,7 +152,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri in LIVE:
         link, words = LIVE[page.file.src_uri]
         button = f'<p><a class="md-button md-button--primary" href="{link}">{words}</a></p>'
-        html = html.replace("</p>\n<div", f"</p>\n{button}\n<div", 1)  # between the picture and the first code
+        html = html.replace("<p><img", f"{button}\n<p><img", 1)  # over the picture, so that it is seen at once
     if not page.file.src_uri.startswith("reference/"):
         return html
     html = re.sub(r"(?<!<p>)\s*\.\. \[(\d+)\]", r"<br>[\1]", html).replace("<p>.. [", "<p>[")
@@ -167,8 +167,17 @@ def _both_themes(image: re.Match[str]) -> str:
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Name the window of the search, in the language of the page: the theme gives it a role and no name."""
-    name = "搜索" if page.file.src_uri.startswith(CHINESE) else "Search"
-    return output.replace('data-md-component="search" role="dialog"', f'data-md-component="search" role="dialog" aria-label="{name}"')
+    return named_search(output, "搜索" if page.file.src_uri.startswith(CHINESE) else "Search")
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Do the same on the page that says that there is none."""
+    return named_search(output, "Search") if template_name == "404.html" else output
+
+
+def named_search(html: str, name: str) -> str:
+    """Return a page whose window of the search has a name."""
+    return html.replace('data-md-component="search" role="dialog"', f'data-md-component="search" role="dialog" aria-label="{name}"')
 
 
 def live_page(file: Path, address: str | None) -> None:

@@ -235,6 +235,15 @@ def test_the_texts_of_a_head_come_before_its_numbers(show: Callable[..., Any], c
     tops = [page.locator(part).first.bounding_box()["y"] for part in (".sample", ".head-numbers", ".head-plots")]
     assert tops == sorted(tops)
     assert tops[0] < 400
+    # The numbers stand under what they are about: none is missing, none stands twice.
+    headings = page.locator(".head-numbers h3").all_inner_texts()
+    assert headings == ["Where it looks", "What it looks for", "How sharply"]
+    names = [group.locator(".number-name").all_inner_texts() for group in page.locator(".number-group").all()]
+    assert [("Distance (tokens)" in each, "Induction" in each, "Entropy (nats)" in each) for each in names] == [
+        (True, False, False), (False, True, False), (False, False, True),
+    ]  # fmt: skip
+    shown = page.evaluate("fetch('./api/info').then((answer) => answer.json())")["corpora"][0]["measures"]
+    assert len({name for each in names for name in each}) == sum(map(len, names)) == len(shown)
 
 
 def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora: list[Any], model: Any) -> None:

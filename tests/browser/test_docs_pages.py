@@ -8,15 +8,20 @@ from tests.sites import built_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-# Code, tables and tabs; formulas wider than a phone; links in lists; the reference; both languages.
+# Code, tables and tabs; formulas and tables wider than a phone; links in lists; the reference; both languages.
 PAGES = (
     "index.html",
     "zh/index.html",
     "guides/viewer.html",
     "zh/guides/command-line.html",
     "zh/from-formula-to-code/gpt2.html",
+    "guides/how-to-choose.html",
+    "zh/guides/regression.html",
+    "figures.html",
+    "findings/index.html",
     "findings/induction.html",
     "reference/scaling.html",
+    "live.html",
 )
 
 
@@ -45,6 +50,48 @@ def test_pages_have_no_serious_fault(site: Path, browser: Any, axe: str, scheme:
     faults = {name: serious(page, (site / name).as_uri(), axe) for name in PAGES}
     context.close()
     assert {name: told for name, told in faults.items() if told} == {}
+
+
+def test_the_page_that_is_not_there_names_its_search(site: Path, browser: Any, axe: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    # It names its files from the root of a host, so that a file alone has no styles: what is named counts here.
+    page.goto((site / "404.html").as_uri())
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { runOnly: ['aria-dialog-name'] })")
+    context.close()
+    assert found["violations"] == []
+
+
+@pytest.mark.parametrize("name", ["index.html", "zh/index.html"])
+def test_the_viewer_is_a_click_away_on_the_first_screen(site: Path, browser: Any, name: str) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto((site / name).as_uri())
+    button = page.locator("a.md-button--primary")
+    box = button.bounding_box()
+    assert box["y"] + box["height"] <= 800
+    button.click()
+    page.wait_for_selector(".attlas-ready .overlay[aria-busy=false]")
+    assert page.locator(".says b").inner_text() != ""
+    assert page.evaluate("document.documentElement.lang") == ("zh" if name.startswith("zh") else "en")
+    context.close()
+
+
+@pytest.mark.parametrize("language", ["", "zh/"])
+def test_findings_lead_from_the_gallery_to_pages_with_a_figure(site: Path, browser: Any, language: str) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto((site / language / "findings" / "index.html").as_uri())
+    links = page.locator("article h2 a:not(.headerlink)").evaluate_all("(all) => all.map((link) => link.href)")
+    assert len(links) >= 8
+    for link in links:
+        page.goto(link)
+        figures = page.locator("article img")
+        assert figures.count() >= 2, link  # for the light and for the dark theme
+        assert figures.first.evaluate("(image) => image.complete && image.naturalWidth > 300"), link
+        assert page.locator("article pre code").count() >= 1, link
+    context.close()
 
 
 def test_a_formula_that_scrolls_can_be_reached_by_keyboard(site: Path, browser: Any) -> None:

@@ -35,7 +35,7 @@ def test_layers_and_heads_fit_the_window(browse: Any, many: str, width: int, hei
         assert bottom <= height
         assert right - left > 11
     assert [len(tops) for tops in rows.values()] == [1] * 32
-    assert page.locator(".head-numbers span").count() == 32
+    assert page.locator(".column-numbers span").count() == 32
     # It is one stop of the keyboard, arrows go to the head above and beside, Enter shows it.
     assert page.locator(".compact .thumb[tabindex='0']").count() == 1
     page.locator(".compact .thumb[tabindex='0']").focus()

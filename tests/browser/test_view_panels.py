@@ -647,6 +647,12 @@ def test_axe_finds_no_serious_fault(browse: Any, address: str, axe: str) -> None
         ("pin=200.180&w=lines&z=5&r=200&c=200", (768, 1024), "light"),
     ]
     assert serious_faults(page, axe, views) == {}
+    # All of it lies in a landmark, and the page has a heading at every width.
+    page.evaluate("(hash) => { location.hash = hash; }", "pin=200.100&a=both&w=map")
+    for width in (390, 768, 1024, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        found = page.evaluate("axe.run(document, { runOnly: ['region', 'page-has-heading-one', 'landmark-one-main'] })")
+        assert [(fault["id"], fault["nodes"][0]["html"]) for fault in found["violations"]] == [], width
 
 
 def test_hundreds_of_heads_fetch_what_is_in_view(browse: Any) -> None:

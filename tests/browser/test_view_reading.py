@@ -117,7 +117,8 @@ UNCUT = """() => {
   const [head, tools, line] = [".middle-head", ".map-tools", ".says-text"].map(find);
   const isBeside = line.right <= tools.left || line.top >= tools.bottom || line.bottom <= tools.top;
   const isWhole = parts[0].scrollHeight <= parts[0].clientHeight + 1 && parts.slice(1).every(fits);
-  return isWhole && isBeside && line.bottom <= head.bottom + 0.5 && tools.right <= head.right && tools.left >= head.left;
+  const isWithin = line.bottom <= head.bottom + 0.5 && tools.right <= head.right && tools.left >= head.left;
+  return isWhole && isBeside && isWithin;
 }"""
 
 

@@ -13,6 +13,24 @@ import { language, t } from "../words/words.js";
 const shownTokens = 12;
 
 /**
+ * The numbers of a head by what they are about: names of measures under a heading; what is in none comes last.
+ *
+ * @param {Measure[]} measures
+ * @returns {[heading: string, measures: Measure[]][]}
+ */
+function groupMeasures(measures) {
+  /** @type {[heading: string, names: string[]][]} */
+  const groups = [
+    [t("Where it looks"), ["qk_distance", "qk_distance_variance", "first", "near", "previous", "current", "fixed", "fixed_distance", "self_attention_score", "prev_token_score"]],
+    [t("What it looks for"), ["induction", "induction_text", "induction_score", "duplicate", "duplicate_text", "favourite"]],
+    [t("How sharply"), ["entropy", "effective_keys", "breadth", "max_weight", "mean_max_activation", "max_activation"]],
+  ];
+  const known = new Set(groups.flatMap(([, names]) => names));
+  groups.push([t("Other numbers"), measures.flatMap(({ name }) => (known.has(name) ? [] : [name]))]);
+  return groups.map(([heading, names]) => [heading, measures.filter(({ name }) => names.includes(name))]);
+}
+
+/**
  * One column: a head of one corpus. `partners()` gives the answers of the heads beside it, so that axes are shared.
  *
  * @param {HeadContext} context
@@ -83,7 +101,7 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
   // The numbers of the head, each with a strip of all heads and a button that shows its distribution over the texts.
   function showNumbers() {
     const look = readLook(root);
-    const lines = corpus.measures.map((measure) => {
+    const createLine = (/** @type {Measure} */ measure) => {
       const values = getValues(corpus, measure.name);
       const value = values[row];
       const known = values.filter((each) => each !== null);
@@ -97,8 +115,9 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
         /** @type {HTMLElement | null} */ (numbers.querySelector('[aria-pressed="true"]'))?.focus();
       });
       return button;
-    });
-    numbers.replaceChildren(...lines);
+    };
+    const groups = groupMeasures(corpus.measures).filter(([, measures]) => measures.length);
+    numbers.replaceChildren(...groups.map(([heading, measures]) => make("section", {}, make("h3", {}, heading), make("div", { class: "number-group" }, ...measures.map(createLine)))));
   }
   const getMeasure = () => /** @type {Measure} */ (corpus.measures.find(({ name }) => name === store.state.measure));
   const getAnswer = () => /** @type {HeadAnswer} */ (answer); // where it has come

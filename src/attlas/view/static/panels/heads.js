@@ -378,7 +378,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const focused = grid.contains(active) ? active : null;
     const parts = [];
     shownKeys = [];
-    if (compact) parts.push(make("span", { class: "layer-name" }, t("head")), make("div", { class: "thumbs head-numbers", "aria-hidden": "true" }, ...Array.from({ length: countHeads() }, (_, number) => make("span", {}, String(number)))));
+    if (compact) parts.push(make("span", { class: "layer-name" }, t("head")), make("div", { class: "thumbs column-numbers", "aria-hidden": "true" }, ...Array.from({ length: countHeads() }, (_, number) => make("span", {}, String(number)))));
     if (inLayers) {
       for (const [entry, members] of groupByEntry(cellsKept)) {
         const mean = cells.get(`${entry}:mean`);

@@ -17,7 +17,7 @@ import { t } from "../words/words.js";
 export function createShell(root, uid) {
   /**
    * @param {string} name
-   * @param {"div" | "aside" | "main"} tag
+   * @param {"div" | "aside" | "section"} tag
    * @param {Attributes} attributes
    */
   const createSlot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
@@ -41,7 +41,7 @@ export function createShell(root, uid) {
     help: createSlot("help"),
     bookmarks: createSlot("bookmarks"),
     heads: createSlot("heads", "aside", { "aria-label": t("Heads"), id: uid("heads") }),
-    map: createSlot("map", "main", { "aria-label": t("Attention map") }),
+    map: createSlot("map", "section", { "aria-label": t("Attention map") }),
     lines: make("div", { class: "lines", hidden: true }),
     reading: make("div", { class: "reading", hidden: true }),
     image: make("div", { class: "image", hidden: true }),
@@ -69,7 +69,7 @@ export function createShell(root, uid) {
     window.history.back(); // to the head of the corpus that led here
   });
   const header = make("header", { class: "top" }, brand, back, title, text, picker, slots.search, tools);
-  const middle = make("div", { class: "middle" }, slots.tour, make("div", { class: "middle-head" }, slots.says, slots.tools), slots.map);
+  const middle = make("main", { class: "middle" }, slots.tour, make("div", { class: "middle-head" }, slots.says, slots.tools), slots.map);
   const body = make("div", { class: "body" }, slots.heads, middle, textPane, scrim);
   const footer = make("footer", { class: "foot" }, slots.colourbar, slots.status);
   slots.map.append(notice, slots.lines);
