@@ -56,10 +56,11 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     terminal.say()
     _write_files(run_folder, clearest, terminal)
     if is_default:
-        write_demo(loaded, out / "corpus", terminal)
-        if is_corpus(out / "corpus"):
+        corpus = out / "stdlib.corpus"  # the page calls it so
+        write_demo(loaded, corpus, terminal)
+        if is_corpus(corpus):
             page = out / "heads.html"
-            export([out / "corpus"], page, terminal)
+            export([corpus], page, terminal)
             terminal.files([(page, f"{page_size(page)}: every head on all these texts")])
     terminal.say()
     command = f"attlas stats {shlex.quote(str(run_folder))}"

@@ -172,7 +172,9 @@ export function createScatter({ store, announce, root, uid }, index) {
       const { label, whole: integral } = getMeasure(info, state.size);
       const ends = computeDomain(info, state.size).map((value) => (integral ? formatInteger(value) : formatNumber(value)));
       x += 14;
+      const row = y;
       wrap(measureText(label + ends.join("")) + 4 * maxRadius + 30);
+      if (y > row) y += maxRadius - 6; // a large circle touches no word above it
       addText(label, look.ink);
       ends.forEach((text, k) => {
         const radius = [minRadius, maxRadius][k];
