@@ -171,7 +171,7 @@ def test_other_scripts_take_the_font_that_has_them(monkeypatch: pytest.MonkeyPat
     from matplotlib import font_manager
 
     monkeypatch.setattr(
-        pictures.maps,
+        pictures.fonts,
         "_characters_of_font",
         lambda family: frozenset("注意力" if family == "Noto Sans CJK SC" else "abc\u25a1"),
     )
