@@ -23,8 +23,10 @@ _POINTS_PER_INCH = 72.0
 # What a line may end behind: a run of letters up to a blank, or one wide character with the signs that belong to it.
 _WIDE = "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60"
 _WIDE += "\uffe0-\uffe6\U0001f300-\U0001faff\U00020000-\U0003fffd"
-_OPENING, _CLOSING = "\"'(\\[{「『（《〈【", "\"'.,;:!?…)\\]}、。，；：！？」』）》〉】"
-_UNBROKEN = re.compile(f"[ \n\t]*(?:[{_OPENING}]*[{_WIDE}][{_CLOSING}]*|(?:[^ \n\t{_WIDE}]|(?<=\\d) (?=%))+)")
+_OPENING, _CLOSING = "\"'(\\[{“‘「『（《〈【", "\"'.,;:!?…)\\]}”’、。，；：！？」』）》〉】"
+_UNBROKEN = re.compile(
+    f"[ \n\t]*(?:[{_OPENING}]*[{_WIDE}][{_CLOSING}]*|(?:[^ \n\t{_WIDE}]|(?<=\\d) (?=%))+[{_CLOSING}]*)"
+)
 
 
 def visible_labels(labels: Sequence[str]) -> list[str]:
