@@ -214,6 +214,8 @@ def scatter_in(figure: Figure, box: Box, points: Points, *, font: float, radius:
     >>> len(figure.axes)
     1
     """
+    from matplotlib.patheffects import withStroke
+
     radius *= _SMALLER if len(points.names) > _MANY else 1.0
     legend = _draw_legend(figure, box, points, font, radius)
     x, y = _Scale(points.x), _Scale(points.y)
@@ -263,7 +265,9 @@ def scatter_in(figure: Figure, box: Box, points: Points, *, font: float, radius:
     for name in _placed_names(points, placed, ringed, (width, height), 0.86 * font):
         weight, colour = ("bold", ACCENT) if name.is_ringed else ("normal", SOFT)
         place: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 6, "clip_on": False, "weight": weight}
-        ax.text(name.x, name.y, name.text, fontsize=0.86 * font, color=colour, parse_math=False, **place)
+        text = ax.text(name.x, name.y, name.text, fontsize=0.86 * font, color=colour, parse_math=False, **place)
+        if name.is_ringed:  # in a crowd it stands on points
+            text.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
 
 
 class _Placed(NamedTuple):
