@@ -328,6 +328,7 @@ def test_labels_and_words_of_a_card_are_beside_each_other(words: list[str]) -> N
     figure = card(torch.rand(20, 20), (labels, labels), (3, 4), title=title, headline=headline, sentences=sentences)
     # Labels of neighbours may touch; words at the left touch nothing.
     assert not [fault for fault in faults_of(figure) if " | " not in fault or "attention" in fault or "Layer" in fault]
+    assert "remembers what came next" in [text.get_text() for text in figure.texts], "a line of its own"
     shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert len(shown) == 20
     assert all(len(text) < 12 for text in shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -199,16 +200,17 @@ def _fitting_lines(
 ) -> tuple[float, list[str], list[list[str]]]:
     """Return the scale of the letters, the lines of the headline, and those of each sentence that has room.
 
-    The room is a width and a height; the fonts are those of the headline and of the sentences.
+    The room is a width and a height; the fonts are those of the headline and of the sentences. Smaller letters are
+    preferred to a headline of more lines than were given.
     """
     width, height = room
     for count in range(len(sentences), -1, -1):
-        for scale in _SCALES:
+        for most, scale in product((headline.count("\n") + 1, len(headline)), _SCALES):
             big = wrapped(headline, width, scale * _HEADLINE, families[0], "bold")
             small = [
                 wrapped(text, _SENTENCE_ROOM * width, scale * _SENTENCE, families[1]) for text in sentences[:count]
             ]
             needed = _LEADING * scale * (_HEADLINE * len(big) + _SENTENCE * sum(map(len, small)))
-            if needed + _GAPS[1] + _GAPS[2] * scale * (count - 1) <= height:
+            if len(big) <= most and needed + _GAPS[1] + _GAPS[2] * scale * (count - 1) <= height:
                 return scale, big, small
     return scale, big, small
