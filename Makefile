@@ -114,7 +114,7 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" tests/test_house.py
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) tests/test_house.py
 
 TYPESCRIPT := build/typescript-6.0.3
 

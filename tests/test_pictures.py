@@ -1,12 +1,14 @@
 """Pictures: what is drawn, the palette, files that are whole or not there."""
 
 import inspect
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.figures import faults_of
 from tests.messages import refusal
 
 import attlas
@@ -171,7 +173,7 @@ def test_other_scripts_take_the_font_that_has_them(monkeypatch: pytest.MonkeyPat
     from matplotlib import font_manager
 
     monkeypatch.setattr(
-        pictures.maps,
+        pictures.fonts,
         "_characters_of_font",
         lambda family: frozenset("注意力" if family == "Noto Sans CJK SC" else "abc\u25a1"),
     )
@@ -266,3 +268,67 @@ def test_a_matrix_that_is_trained_is_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     q = torch.randn(2, 30, 4, requires_grad=True)
     assert attlas.attend(q, q).plot(size=8).axes
     assert "<" in attlas.attend(q, q)._repr_html_()
+
+
+# --------------------------------------------------------------------------------------------------------------- cards
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Show it random tokens, then the same tokens again: 66 % of its attention goes to the token.",
+        "大语言模型推理能力评测基准数据集，“注意力”的权重。" * 3,
+        f"after {'x' * 90} it attends to 'y'",
+        "one\ntwo",
+    ],
+)
+def test_lines_fit_and_lose_nothing(text: str) -> None:
+    from attlas.pictures.fonts import fonts_for_text, text_width, texts_in_fonts, wrapped
+
+    families = fonts_for_text(text, "sans-serif")
+    (text,) = texts_in_fonts([text], families)
+    lines = wrapped(text, 120.0, 8.0, families)
+    assert all(text_width(line, 8.0, families) <= 120.0 for line in lines)
+    assert re.sub(r"\s", "", "".join(lines)) == re.sub(r"\s", "", text)
+    assert all(not line.startswith("%") for line in lines), "a number keeps its sign"
+    assert len(lines) > 1
+
+
+def test_chinese_lines_end_between_characters_and_begin_with_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures.fonts, "text_width", lambda text, *_: 10.0 * len(text))
+    assert pictures.fonts.wrapped("模型读文本，再读“一遍”。 abc", 50.0, 8.0, []) == [
+        "模型读文",
+        "本，再读",
+        "“一遍”。",
+        "abc",
+    ]
+
+
+def test_the_middle_of_a_long_name_is_left_out() -> None:
+    from attlas.pictures.fonts import shortened, text_width
+
+    name = "organisation/model-" + "x" * 100 + "-instruct"
+    short = shortened(name, 150.0, 7.0, ["sans-serif"])
+    assert text_width(short, 7.0, ["sans-serif"]) <= 150.0
+    begin, _, end = short.partition("…")
+    assert name.startswith(begin)
+    assert name.endswith(end)
+    assert abs(len(begin) - len(end)) <= 1
+    assert shortened("short", 150.0, 7.0, ["sans-serif"]) == "short"
+
+
+@pytest.mark.parametrize("words", [[" remembered", "x" * 60, "大语言模型推理能力评测基准数据集"], ["a", " b", "("]])
+def test_labels_and_words_of_a_card_are_beside_each_other(words: list[str]) -> None:
+    from attlas.pictures.card import card
+
+    labels = [words[i % len(words)] for i in range(20)]
+    sentences = [f"{word} gets 66 % of the attention, {word} gets the rest of it." for word in words]
+    headline = "Layer 2, head 4\nremembers what came next"
+    title = "some text with a name · some-organisation/some-model-with-a-long-name-70B-instruct"
+    figure = card(torch.rand(20, 20), (labels, labels), (3, 4), title=title, headline=headline, sentences=sentences)
+    # Labels of neighbours may touch; words at the left touch nothing.
+    assert not [fault for fault in faults_of(figure) if " | " not in fault or "attention" in fault or "Layer" in fault]
+    assert "remembers what came next" in [text.get_text() for text in figure.texts], "a line of its own"
+    shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(shown) == 20
+    assert all(len(text) < 12 for text in shown)

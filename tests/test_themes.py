@@ -133,4 +133,4 @@ def test_the_command_draws_both_themes(tmp_path: Path, capsys: pytest.CaptureFix
             assert page[1] == paper
     capsys.readouterr()
     assert main(["picture", str(tmp_path / "run.atlas"), "--card", "--theme", "dark", "-o", str(out)]) == 2
-    assert "a card has one theme" in capsys.readouterr().err
+    assert "--theme goes with a picture of the weights of a recording" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from torch.nn import functional
 import attlas
 from attlas import models
 from attlas.cli import main
-from attlas.cli.card import example_sentence
+from attlas.cli.card import attention_sentence, example_sentence
 from attlas.cli.loading import load, texts
 from attlas.cli.terminal import Terminal
 from attlas.foundation.installation import install_command
@@ -111,6 +111,22 @@ def test_an_example_names_no_earlier_copy_where_there_is_none() -> None:
     assert example_sentence(tokens, torch.tensor([[2, 2, 2, 2]]), entry, head, 3).endswith(
         r'" b" (70 %), "a" (26 %), each after an earlier "\n".'
     )
+
+
+def test_the_example_of_one_key_says_where_it_is() -> None:
+    tokens = ["The", "  ", "  ", " cat", " sat", "x" * 40]
+    ids = torch.tensor([0, 1, 1, 2, 3, 4])
+    said = [attention_sentence(tokens, ids, 3, [key], [0.9]) for key in (3, 2, 1, 0)]
+    assert said[0] == 'After "The cat" it attends to " cat" (90 %), the token itself.'
+    assert [text.rpartition(", ")[2] for text in said[1:]] == [
+        "the token before.",
+        "2 tokens back.",
+        "the first token.",
+    ]
+    assert attention_sentence(tokens, torch.tensor([0, 1, 1, 2, 0, 4]), 4, [1], [0.9]).endswith(
+        ', after an earlier " sat".'
+    )
+    assert f'After "{"x" * 11}…{"x" * 12}" it attends' in attention_sentence(tokens, ids, 5, [3], [0.5])
 
 
 def test_report_is_named_before_the_other_texts_are_read(

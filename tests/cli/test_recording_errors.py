@@ -315,6 +315,9 @@ def test_a_pipe_in_the_place_of_a_file(numbers_only: Path, tmp_path: Path, compl
     [
         (("--head", "1"), "picture: --head 1 without --layer"),
         (("--layer", "1", "--head", "3"), "picture: --head 3; there are 0, 1, 2"),
+        (("--card", "--head", "3"), "picture: --head 3; there are 0, 1, 2"),
+        (("--card", "--rows", "0:4"), "picture: --rows 0:4 and --card"),
+        (("--card", "--scale", "log"), "picture: --scale log and --card"),
         (("--rows", "90:"), "picture: --rows 90:"),
         (("--columns", "a"), "picture: --columns a"),
         (("--size", "0"), "picture: --size 0"),

@@ -158,6 +158,9 @@ def test_operations_of_a_product_and_of_entropy_after_it(m: int, n: int) -> None
     """A log-sum-exp that torch's kernel has rounded is neither looked at nor converted for numbers of rows."""
     q, k, v = (torch.randn(1, 8, size, 64, generator=torch.Generator().manual_seed(size)) for size in (m, n, n))
     A = attlas.attend(q, k)
+    if attlas.explain(A).backend != "sdpa":
+        pytest.skip("for this size, another backend is faster on this processor")
+    A = attlas.attend(q, k)
     with torch.no_grad(), Called() as product:
         A @ v
     with torch.no_grad(), Called() as entropy:

@@ -35,11 +35,12 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["join", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "both")]) == 0
     assert main(["corpus", str(tmp_path / "both"), "--export", "headvis", "-o", str(tmp_path / "tree")]) == 0
     assert len(list((tmp_path / "tree" / "heads").iterdir())) == 24
-    for command in (["stats"], ["picture", "-o", str(tmp_path / "x.png")]):
-        assert main([command[0], str(tmp_path / "both"), *command[1:]]) == 2
-        told = capsys.readouterr().err
-        assert f"found: a corpus: {tmp_path / 'both'}" in told
-        assert f"fix: attlas view {tmp_path / 'both'}" in told
+    said = capsys.readouterr().out
+    assert f"  attlas picture {tmp_path / 'both'} --card -o card.png draws it, to share\n" in said
+    assert main(["stats", str(tmp_path / "both")]) == 2
+    told = capsys.readouterr().err
+    assert f"found: a corpus: {tmp_path / 'both'}" in told
+    assert f"fix: attlas view {tmp_path / 'both'}" in told
     texts = [attlas.load(tmp_path / name).config["counts"]["texts"] for name in ("a", "b", "both")]
     assert texts[0] + texts[1] == texts[2]
     both = str(tmp_path / "both")

@@ -1,6 +1,6 @@
 """The pages of docs/: their pictures, their links, their Chinese twins, and that the reference leaves nothing out.
 
-`tests/test_house.py` runs the code of every page and follows the links between the files. Here the site is built as
+`test_markdown.py` runs the code of every page and follows the links between the files. Here the site is built as
 `make docs` builds it, and links and anchors are followed between the built pages.
 """
 

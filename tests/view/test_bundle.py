@@ -49,6 +49,18 @@ def test_a_module_stands_behind_those_that_it_imports() -> None:
             assert order.index(target.replace("/", "_")) < order.index(path.replace("/", "_"))
 
 
+def test_only_comments_are_left_out() -> None:
+    def statements(text: str) -> set[str]:
+        """Return the lines of a text that hold more than a comment, without comments in front of them."""
+        return {line.strip() for line in re.sub(r"/\*\*.*?\*/", "", text, flags=re.S).splitlines()}
+
+    for path in modules():
+        file = f"{path}.js"
+        written = {line for line in statements((STATIC / file).read_text("utf-8")) if not line.startswith("import ")}
+        lost = {line.removeprefix("export ") for line in written} - statements(bundle.script(file))
+        assert not lost, path
+
+
 @node
 def test_the_bundle_computes_what_the_modules_do(tmp_path: Path) -> None:
     asked = "[0, 1, 1e-19, 2 ** -16, 0.3].map(decodeEncoded)"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from attlas.heads import MIXED, PATTERNS, Head
+from attlas.heads import MIXED, PATTERNS, Head, Pattern
 from attlas.recording.atlas import Atlas
 from attlas.view.known_heads import KnownHead, heads_of_corpus, is_of_same_model
-from attlas.view.sentences import WORDS, on_text
+from attlas.view.sentences import WORDS, headline, on_text, over_texts
 
 OF_NAME = {pattern.name: pattern for pattern in (*PATTERNS, MIXED)}
 
@@ -95,3 +95,22 @@ MINE = {"period": 128, "induction": [[0.5, 0.1]], "duplicate": [[0.0, 0.2]]}
 )
 def test_a_recording_is_of_the_model_that_does_the_same_on_random_tokens(block: Any, same: bool) -> None:
     assert is_of_same_model(Atlas([], details={"block": block}), MINE) == same
+
+
+@pytest.mark.parametrize("kind", [*PATTERNS, MIXED], ids=lambda kind: kind.name)
+def test_headlines_count_the_heads_of_a_kind(kind: Pattern) -> None:
+    one = WORDS[kind.name]["headline"]
+    assert headline(kind, 1, 1) == f"The only head\n{one}"
+    assert headline(kind, 1, 24) == f"1 of 24 heads\n{one}"
+    count, several = headline(kind, 2, 1024).split("\n")
+    assert count == "2 of 1,024 heads"
+    verb, *_ = one.split()
+    assert several.split()[0] == verb.removesuffix("s")
+    every = "None of 24 heads\nfollows a simple pattern" if kind is MIXED else f"All 24 heads\n{several}"
+    assert headline(kind, 24, 24) == every
+
+
+def test_what_is_known_of_a_kind_for_each_text_is_a_number_of_corpora() -> None:
+    from attlas.corpus.numbers import NUMBERS
+
+    assert {over_texts(kind)[0] for kind in (*PATTERNS, MIXED)} <= {number.name for number in NUMBERS}

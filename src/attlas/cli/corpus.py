@@ -135,9 +135,9 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
         )
         place = f"{row['layer']}·{row['head']}"
         terminal.say(f"  {place:6s}{numbers}{row['mean_max_activation']:9.2f}  {row['kind']}")
-    terminal.say(
-        f"  {terminal.style(str(corpus.folder), 'bold')}  attlas view {shlex.quote(str(corpus.folder))} opens it"
-    )
+    folder = shlex.quote(str(corpus.folder))
+    terminal.say(f"  {terminal.style(str(corpus.folder), 'bold')}  attlas view {folder} opens it")
+    terminal.say(f"  attlas picture {folder} --card -o card.png draws it, to share")
 
 
 class _TimeEstimate:

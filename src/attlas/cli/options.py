@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         (_options_of_join, "put corpora of several machines together"),
         (_options_of_view, "open a recording or a corpus in the browser"),
         (_options_of_stats, "print what every head of a recording does"),
-        (_options_of_picture, "draw a head of a recording, or all of them"),
+        (_options_of_picture, "draw a head of a recording, or all of them, or a corpus"),
         (_options_of_why, "say why a head looks where it looks"),
         (_options_of_report, "write a recording or a corpus as one HTML file"),
         (_options_of_scaling, "show why the dot product is divided by sqrt(d)"),
@@ -231,32 +231,35 @@ def _options_of_stats(command: argparse.ArgumentParser) -> None:
 def _options_of_picture(command: argparse.ArgumentParser) -> None:
     """Draw the weights of one head, pooled into blocks, or an overview of all layers and heads.
 
+    Of a corpus, draw all heads as points. With --card it is a picture to share, with a headline and its evidence.
+
     Examples
     --------
     attlas picture run.atlas -o all.png
     attlas picture run.atlas --layer 2 --head 4 -o head.png
     attlas picture run.atlas --card -o card.png
+    attlas picture run.corpus --card -o card.png
     attlas picture run.atlas --layer 2 --head 4 --rows 480:512 --columns 480:512 -o close.svg
     """
-    _add_recording_folder(command)
+    known = "what attlas record or attlas corpus has written"
+    command.add_argument("atlas", **_FOLDER_OPTION, help=known)
     option = command.add_argument
     option("--layer", metavar="L", help="a layer, or a name such as cross.3 (default: all)")
     option("--head", type=int, metavar="H", help="a head of it (default: all)")
     option("--rows", metavar="A:B", help="queries A to B - 1 only, as in Python")
     option("--columns", metavar="A:B", help="keys A to B - 1 only")
     option("--size", **_NUMBER_OPTION, help=f"blocks along a side, at most (default: {SIDE})")
-    option("--theme", choices=("light", "dark"), default="light", help="colours of the picture (default: light)")
+    option("--theme", choices=("light", "dark"), help="colours of the picture (default: light)")
     option(
         "--pool",
         choices=("max", "mean"),
         help="what stands for a block (default: max, or mean where maxima would be dark)",
     )
-    option("--scale", choices=("log", "linear"), default="log", help="scale of the colours")
-    option(
-        "--card",
-        **_FLAG_OPTION,
-        help="1200 × 630 pixels to share: what a head does in words, and the cells that show it",
+    option("--scale", choices=("log", "linear"), help="scale of the colours (default: log)")
+    shared = (
+        "1200 × 630 pixels to share: what was found in words, and the cells, or the heads of a corpus, that show it"
     )
+    option("--card", **_FLAG_OPTION, help=shared)
     option("-o", "--output", dest="out", **_FILE_OPTION, required=True, help="head.png, .svg or .pdf")
 
 

@@ -1,4 +1,4 @@
-"""``attlas picture``: one head of a recording as a heat map, or all of them side by side."""
+"""``attlas picture``: one head of a recording as a heat map, all of them side by side, or the heads of a corpus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from attlas import pictures
 from attlas.cli.card import draw_card
 from attlas.cli.checks import check_target
-from attlas.cli.files import entry_of, open_folder, title_of
+from attlas.cli.files import entry_of, is_corpus, open_folder, title_of
 from attlas.cli.formatting import plural
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
@@ -45,22 +45,27 @@ def draw(arguments: Namespace, terminal: Terminal) -> Path:
     Raises
     ------
     UsageError
-        If the recording has nothing of what was asked for.
+        If the recording or the corpus has nothing of what was asked for.
     RecordingError
-        If the folder is no recording.
+        If the folder is neither, or a broken one.
     """
     check_target(arguments.out, "-o", (".png", ".svg", ".pdf"))
     pictures.sheet(1, 1)  # without matplotlib, say so now
-    if arguments.card and arguments.theme != "light":
-        raise UsageError("a card has one theme.", f"--theme {arguments.theme} and --card", "leave --theme out")
     if arguments.size is not None and not 1 <= arguments.size <= 8192:
         raise UsageError("--size must be between 1 and 8192.", f"--size {arguments.size}", f"--size {SIDE}")
+    if arguments.card or is_corpus(arguments.atlas):
+        _refuse_options_of_weights(arguments)
+    if is_corpus(arguments.atlas):
+        from attlas.cli.corpus_card import draw_corpus  # with the viewer, which pictures of recordings do without
+
+        return pictures.save(draw_corpus(arguments, terminal), arguments.out)
     atlas = open_folder(arguments.atlas)
     if not atlas.entries:
         rule = "the recording must have an attention."
         raise UsageError(rule, f"none in {arguments.atlas}", "attlas record -o run.atlas")
     entries = _last_passes(atlas, arguments.layer)
     if arguments.card:
+        _check_head(entries, arguments.head)
         one = entries[0] if arguments.layer is not None else None
         with terminal.step("drawing the card"):
             figure = draw_card(atlas, one, arguments.head, title_of(atlas, arguments.atlas))
@@ -73,6 +78,24 @@ def draw(arguments: Namespace, terminal: Terminal) -> Path:
     return pictures.save(figure, arguments.out)
 
 
+def _refuse_options_of_weights(arguments: Namespace) -> None:
+    """Raise a UsageError where an option is given that is about a picture of weights alone."""
+    for name in ("rows", "columns", "size", "pool", "scale", "theme"):
+        value = getattr(arguments, name)
+        if value is not None:
+            other = "--card" if arguments.card else f"a corpus: {arguments.atlas}"
+            rule = f"--{name} goes with a picture of the weights of a recording."
+            raise UsageError(rule, f"--{name} {value} and {other}", f"leave --{name} out")
+
+
+def _check_head(entries: Sequence[Entry], head: int | None) -> None:
+    """Raise a UsageError unless a head is one of some layers, or none is named."""
+    there = sorted({each for entry in entries for each in entry.heads})
+    if head is not None and head not in there:
+        found = f"--head {head}; there are {', '.join(map(str, there))}"
+        raise UsageError("--head must be one of the layer's.", found, f"--head {there[0]}")
+
+
 def _last_passes(atlas: Atlas, layer: str | None) -> list[Entry]:
     """Return the last pass of each layer of the main kind, or of the one that is named."""
     if layer is None:
@@ -83,9 +106,7 @@ def _last_passes(atlas: Atlas, layer: str | None) -> list[Entry]:
 def _figure_of_head(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -> Figure:
     """Draw one head, cell by cell with its tokens where there are few."""
     head = arguments.head
-    if head not in entry.heads:
-        found = f"--head {head}; there are {', '.join(map(str, entry.heads))}"
-        raise UsageError("--head must be one of the layer's.", found, f"--head {entry.heads[0]}")
+    _check_head([entry], head)
     rows, columns = _drawn_window(entry, arguments)
     with terminal.step(f"drawing layer {entry.layer}, head {head}"):
         [pool], picture = _pooled_blocks(
@@ -96,15 +117,15 @@ def _figure_of_head(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: 
     if entry.kind != "self":
         name += f" ({entry.kind})"
     name += _sequence_in_words(entry)
-    log = arguments.scale == "log"
+    log = arguments.scale != "linear"
     labels = _token_labels(atlas, entry, rows, columns, blocks)
     if labels:
-        return pictures.plot(blocks, labels=labels, title=name, log=log, theme=arguments.theme)
+        return pictures.plot(blocks, labels=labels, title=name, log=log, theme=arguments.theme or "light")
     title = f"{name}: {len(rows):,} queries × {len(columns):,} keys"
     words = pictures.weight_words((rows, columns), blocks.shape[-2:], pool)
     top, left = entry.queries[0] + rows.start, entry.first_key + columns.start
     window = range(top, top + len(rows)), range(left, left + len(columns))
-    options = {"log": log, "window": window, "theme": arguments.theme}
+    options = {"log": log, "window": window, "theme": arguments.theme or "light"}
     return pictures.grid(blocks[None, None], title=title, words=words, **options)
 
 
@@ -143,11 +164,11 @@ def _figure_of_all_heads(atlas: Atlas, entries: list[Entry], arguments: Namespac
     return pictures.grid(
         maps,
         names,
-        theme=arguments.theme,
+        theme=arguments.theme or "light",
         title=title,
         row_names=[f"layer {entry.layer}  " for entry in entries],
         words=pictures.weight_words((rows, columns), maps.shape[-2:], common),
-        log=arguments.scale == "log",
+        log=arguments.scale != "linear",
         window=(rows, columns),
     )
 

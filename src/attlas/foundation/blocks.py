@@ -1,11 +1,12 @@
-"""Values for the time of ``with`` blocks that may end in any order: two recordings in cells of a notebook do."""
+"""What holds for the time of ``with`` blocks that may end in any order: two recordings in cells of a notebook do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -57,3 +58,53 @@ class BlockValue(Generic[T]):
             rest = tuple(one for one in self._open.get() if one is not own)
             self._open.set(rest)
             self._innermost.set(rest[-1][0] if rest else self._default)
+
+
+class SharedBlocks:
+    """Blocks that many users share, of all threads: the first user enters one, and the last one leaves it.
+
+    Attributes
+    ----------
+    lock : RLock
+        Held while a block is entered or left.
+
+    Examples
+    --------
+    >>> from contextlib import contextmanager
+    >>> from attlas.foundation.blocks import SharedBlocks
+    >>> @contextmanager
+    ... def patched():
+    ...     print("patched")
+    ...     yield
+    ...     print("as before")
+    >>> blocks = SharedBlocks()
+    >>> first, second = blocks.shared("torch", patched), blocks.shared("torch", patched)
+    >>> _ = first.__enter__(), second.__enter__()
+    patched
+    >>> _ = first.__exit__(None, None, None)
+    >>> _ = second.__exit__(None, None, None)
+    as before
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._open: dict[Hashable, tuple[list[object], ExitStack, Any]] = {}  # its users, what leaves it, its value
+
+    @contextmanager
+    def shared(self, key: Hashable, block: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
+        """Use the block of a key, which is made where nobody else uses it, for a ``with`` block of one's own."""
+        own = object()
+        with self.lock:
+            if key not in self._open:
+                stack = ExitStack()
+                self._open[key] = [], stack, stack.enter_context(block())
+            users, stack, value = self._open[key]
+            users.append(own)
+        try:
+            yield value
+        finally:
+            with self.lock:
+                users.remove(own)
+                if not users:
+                    del self._open[key]
+                    stack.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from attlas.heads.patterns import NEAR
 from attlas.recording.atlas import Atlas
 
-__all__ = ["telling_cell", "telling_query"]
+__all__ = ["shows_kind", "telling_cell", "telling_query"]
 
 _WINDOW = 32  # tokens that are looked at together
 
@@ -66,3 +68,60 @@ def telling_cell(atlas: Atlas, layer: int, head: int) -> tuple[int, int] | None:
     entry = next(entry for entry in atlas.entries if entry.layer == layer and head in entry.heads)
     keys = entry.statistics["top_k"].indices[0, entry.heads.index(head), query].tolist()
     return query, next((int(key) for key in keys if key > 0), 0)
+
+
+def shows_kind(kind: str, ids: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
+    """Return for each query whether its strongest key is one that a head of a kind looks at.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the kind. What has no keys of its own, as "mixed", shows at any earlier key but the first.
+    ids : Tensor of int, shape (n,)
+        The tokens of the text.
+    keys : Tensor of int, shape (n,)
+        The key with the largest weight of each query; -1 where it is not known.
+    weights : Tensor, shape (n,)
+        These weights.
+
+    Returns
+    -------
+    Tensor of bool, shape (n,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.heads.telling import shows_kind
+    >>> ids, keys = torch.tensor([7, 5, 7, 6]), torch.tensor([0, 0, 1, 2])
+    >>> shows_kind("induction", ids, keys, torch.ones(4))
+    tensor([False, False,  True, False])
+    """
+    queries, behind = torch.arange(len(keys)), keys > 0
+    back, looked_at = queries - keys, ids[keys.clamp(min=0)]
+    match kind:
+        case "induction":
+            return behind & (back > 0) & (ids[(keys - 1).clamp(min=0)] == ids)
+        case "duplicate token":
+            return (keys >= 0) & (back > 0) & (looked_at == ids)
+        case "previous token":
+            return (keys >= 0) & (back == 1)
+        case "first-token sink":
+            return (keys == 0) & (queries > 1)
+        case "current token":
+            return (back == 0) & (queries > 0)
+        case "local":
+            return (keys >= 0) & (back > 0) & (back < NEAR)
+        case "fixed distance":
+            return behind & (back == _most_weighted(back, behind & (back > 1), weights))
+        case "one token":
+            return behind & (back > 0) & (looked_at == _most_weighted(looked_at, behind, weights))
+    return behind & (back > 0)
+
+
+def _most_weighted(values: Tensor, counted: Tensor, weights: Tensor) -> int:
+    """Return the value that gets most of the largest weights, of the queries that are counted; -1 of none."""
+    if not bool(counted.any()):
+        return -1
+    found, places = values[counted].unique(return_inverse=True)
+    sums = torch.zeros(len(found), dtype=weights.dtype).index_add_(0, places, weights[counted])
+    return int(found[sums.argmax()])

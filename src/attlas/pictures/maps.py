@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +18,7 @@ from attlas.errors import ShapeError, import_extra, kind, public
 from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.files import whole_file
 from attlas.foundation.installation import install_command
+from attlas.pictures.fonts import fonts_for_text, texts_in_fonts, visible_labels
 from attlas.pictures.themes import ACCENT, DEPTH, INK, LAND, SOFT, theme_named
 from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
@@ -418,9 +418,9 @@ def label(ax: Axes, labels: Sequence[str], columns: Sequence[str] | None = None)
     >>> pictures.draw(ax, torch.rand(2, 2))
     >>> pictures.label(ax, ["a", "b"])
     """
-    down, across = _visible_labels(labels), _visible_labels(labels if columns is None else columns)
-    families = _fonts_for_text("".join([*down, *across]))
-    down, across = (_labels_in_fonts(texts, families) for texts in (down, across))
+    down, across = visible_labels(labels), visible_labels(labels if columns is None else columns)
+    families = fonts_for_text("".join([*down, *across]))
+    down, across = (texts_in_fonts(texts, families) for texts in (down, across))
     size = max(4.0, min(8.0, 260 / max(len(down), len(across), 1)))
     ax.set_xticks(range(len(across)), across, rotation=90, family=families, fontsize=size, parse_math=False)
     ax.set_yticks(range(len(down)), down, family=families, fontsize=size, parse_math=False)
@@ -711,52 +711,3 @@ _TO_LAB = np.array(
         [0.0259040371, 0.7827717662, -0.8086757660],
     ]
 )
-
-
-# Fonts for what the monospace font cannot draw, mostly Chinese, Japanese and Korean: of these, the installed ones.
-_FALLBACK_FONTS = (
-    "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Source Han Sans CN",
-    "PingFang SC", "Hiragino Sans GB", "Heiti SC", "Heiti TC", "Songti SC", "STHeiti", "Microsoft YaHei", "SimHei",
-    "SimSun", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "AR PL UMing CN", "Noto Sans SC",
-    "Malgun Gothic", "Apple SD Gothic Neo", "Yu Gothic", "MS Gothic", "Arial Unicode MS", "Unifont", "Noto Sans",
-    "Segoe UI Symbol", "Noto Sans Symbols2", "DejaVu Sans",
-)  # fmt: skip
-_ONE_LINE = {ord("\n"): "↵", ord("\r"): "↵", ord("\t"): "⇥"}
-
-
-def _visible_labels(labels: Sequence[str]) -> list[str]:
-    """Return labels on one line, with blanks at their ends that can be seen."""
-    lines = [text.translate(_ONE_LINE) for text in labels]
-    return [
-        "␣" * (len(text) - len(text.lstrip(" "))) + text.strip(" ") + "␣" * (len(text) - len(text.rstrip(" ")))
-        if text.strip(" ")
-        else "␣" * len(text)
-        for text in lines
-    ]
-
-
-def _fonts_for_text(text: str) -> list[str]:
-    """Return the fonts that a text needs, the monospace one first: matplotlib asks them in turn for each character."""
-    from matplotlib.font_manager import fontManager
-
-    installed = {font.name for font in fontManager.ttflist}
-    families, missing = ["monospace"], set(text) - _characters_of_font("monospace")
-    for name in _FALLBACK_FONTS:
-        if missing and name in installed and missing & _characters_of_font(name):
-            families.append(name)
-            missing -= _characters_of_font(name)
-    return families
-
-
-@cache
-def _characters_of_font(family: str) -> frozenset[str]:
-    """Return the characters that a font has."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    return frozenset(map(chr, get_font(findfont(FontProperties(family=family))).get_charmap()))
-
-
-def _labels_in_fonts(labels: Sequence[str], families: Sequence[str]) -> list[str]:
-    """Return labels without characters that no font can draw: matplotlib would warn and draw boxes."""
-    known = frozenset().union(*map(_characters_of_font, families))
-    return ["".join(c if c in known else "\N{WHITE SQUARE}" for c in label) for label in labels]

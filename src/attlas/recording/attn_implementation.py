@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from threading import RLock
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 import attlas
-from attlas.foundation.blocks import BlockValue
+from attlas.foundation.blocks import BlockValue, SharedBlocks
 from attlas.foundation.compat import ATTENTION_STORED, CAN_SWITCH
 from attlas.recording.discovery import INTERFACE, mentions
 
@@ -22,28 +22,21 @@ NONE_FOR_ALL: BlockValue[bool] = BlockValue("no_mask", False)
 
 @dataclass
 class _Configuration:
-    """A configuration of a model that blocks change, and what it stored before the first of them.
+    """A configuration of a model that blocks change.
 
     Parameters
     ----------
     config : PretrainedConfig
         The configuration.
-    before : str or None
-        The attention function that it stored.
-    blocks : int
-        How many blocks are open.
     for_masks : bool
         Whether attlas is stored only so that code that attends by itself is given lazy masks.
     """
 
     config: Any
-    before: str | None
-    blocks: int = 0
     for_masks: bool = False
 
 
-_lock = RLock()
-_changed_configurations: dict[int, _Configuration] = {}  # by identity: a configuration has no hash
+_changes = SharedBlocks()  # of configurations by identity: they have no hash
 
 
 @contextmanager
@@ -56,7 +49,7 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
         Any module; where no part of it is a model of transformers that can be switched, nothing happens.
     """
     with _attention_put_back(model) as held:
-        with _lock:
+        with _changes.lock:
             if any(getattr(one.config, ATTENTION_STORED) != _IMPLEMENTATION_NAME for one in held):
                 for part in _switchable_models(model):
                     # transformers is imported here, for its own models only.
@@ -81,7 +74,7 @@ def masked_by_attlas(model: nn.Module) -> Iterator[None]:
         Any module; of the models in it, those that call the attention function attend with attlas already.
     """
     with _attention_put_back(model) as held:
-        with _lock:
+        with _changes.lock:
             none_for_all = True
             for one in held:
                 stored = getattr(one.config, ATTENTION_STORED)
@@ -101,22 +94,19 @@ def _attention_put_back(model: nn.Module) -> Iterator[list[_Configuration]]:
 
     Blocks may end in any order, and in other threads.
     """
-    with _lock:
-        held = [
-            _changed_configurations.setdefault(id(config), _Configuration(config, getattr(config, ATTENTION_STORED)))
-            for config in configurations(model)
-        ]
-        for one in held:
-            one.blocks += 1
+    with ExitStack() as stack:
+        changes = [_changes.shared(id(config), partial(_put_back, config)) for config in configurations(model)]
+        yield [stack.enter_context(change) for change in changes]
+
+
+@contextmanager
+def _put_back(config: Any) -> Iterator[_Configuration]:
+    """Let a configuration have its attention function again at the end of a ``with`` block."""
+    before = getattr(config, ATTENTION_STORED)
     try:
-        yield held
+        yield _Configuration(config)
     finally:
-        with _lock:
-            for one in held:
-                one.blocks -= 1
-                if not one.blocks:
-                    setattr(one.config, ATTENTION_STORED, one.before)
-                    del _changed_configurations[id(one.config)]
+        setattr(config, ATTENTION_STORED, before)
 
 
 def _switchable_models(model: nn.Module) -> list[Any]:

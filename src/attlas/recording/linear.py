@@ -6,8 +6,8 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache, wraps
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attlas.foundation.blocks import SharedBlocks
 from attlas.foundation.compat import add_hooks, in_backward, remove_hooks
 from attlas.recording.hooks import uncompiled
 from attlas.recording.linear_calls import OF_CHANNELS, OF_HEADS, LinearCall, Reader
@@ -28,16 +29,7 @@ ChangeOutput: TypeAlias = "Callable[[nn.Module | None, Tensor, Callable[[], Line
 Place: TypeAlias = "tuple[ModuleType | type, str]"
 
 
-class _ReplacedFunction:
-    """A function of a file in which calls are told of, for as long as anybody listens."""
-
-    def __init__(self, original: Any) -> None:
-        self.original = original
-        self.users = 0
-
-
-_replaced_lock = threading.Lock()
-_replaced_functions: dict[Place, _ReplacedFunction] = {}
+_replacements = SharedBlocks()
 
 
 def linear_functions(modules: Iterable[tuple[str, nn.Module]]) -> tuple[dict[Place, Reader], dict[Place, Reader]]:
@@ -78,29 +70,31 @@ def telling_of_linear_calls(
     change : callable, optional
         Changes the output of each call of a layer with one matrix for each head, in the same way.
     """
-    with _replaced_lock:
+    with ExitStack() as stack:
         for place, reader in functions.items():
-            if place not in _replaced_functions:
-                original = vars(place[0])[place[1]]
-                _replaced_functions[place] = _ReplacedFunction(original)
-                setattr(*place, _reporting_function(original, reader))
-            _replaced_functions[place].users += 1
-        _call_tellers.extend([] if tell is None else [tell])
-        _output_changers.extend([] if change is None else [change])
+            stack.enter_context(_replacements.shared(place, partial(_calls_reported, place, reader)))
+        with _replacements.lock:
+            _call_tellers.extend([] if tell is None else [tell])
+            _output_changers.extend([] if change is None else [change])
+        try:
+            yield
+        finally:
+            with _replacements.lock:
+                if tell is not None:
+                    _call_tellers.remove(tell)
+                if change is not None:
+                    _output_changers.remove(change)
+
+
+@contextmanager
+def _calls_reported(place: Place, reader: Reader) -> Iterator[None]:
+    """Replace a function of a file by one that reports each call, for the time of a ``with`` block."""
+    original = vars(place[0])[place[1]]
+    setattr(*place, _reporting_function(original, reader))
     try:
         yield
     finally:
-        with _replaced_lock:
-            if tell is not None:
-                _call_tellers.remove(tell)
-            if change is not None:
-                _output_changers.remove(change)
-            for place in functions:
-                entry = _replaced_functions[place]
-                entry.users -= 1
-                if not entry.users:
-                    setattr(*place, entry.original)
-                    del _replaced_functions[place]
+        setattr(*place, original)
 
 
 _call_tellers: list[Tell] = []

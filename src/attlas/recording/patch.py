@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.foundation.autocast import cast
+from attlas.foundation.blocks import SharedBlocks
 from attlas.foundation.patching import replaced_everywhere
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix, observers
@@ -27,9 +27,8 @@ _FUNCTION_NAME = "scaled_dot_product_attention"
 _original_attention = functional.scaled_dot_product_attention
 # torch's attention with weights, for models that call it themselves: WavLM, pooling heads.
 _original_with_weights = functional.multi_head_attention_forward
-_patch_lock = threading.Lock()
-_module_finders: list[Callable[[], nn.Module | None]] = []
-_open_patch = ExitStack()  # open while a block is
+_patches = SharedBlocks()
+_module_finders: list[Callable[[], nn.Module | None]] = []  # the `innermost` of each open block
 _is_listening: ContextVar[bool] = ContextVar("attlas_listens", default=False)
 _shown_matrices: ContextVar[list[AttentionMatrix] | None] = ContextVar("attlas_shown", default=None)
 
@@ -49,22 +48,14 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     more. What holds it elsewhere (a default argument, a closure, an attribute of an object) keeps torch's.
     The fast path of ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` is off for the time.
     """
-    global _offer_or_operator, _change_or_operator  # made into functions that torch.compile leaves alone
-    with _patch_lock:
-        _offer_or_operator, _change_or_operator = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
-        # `_module_finders` has the `innermost` of each open block; the first one patches, the last one undoes it.
-        if not _module_finders:
-            _open_patch.enter_context(_functions_replaced())
-        _module_finders.append(innermost)
-        observers.patched = True
-    try:
-        yield
-    finally:
-        with _patch_lock:
-            _module_finders.remove(innermost)
-            if not _module_finders:
-                observers.patched = False
-                _open_patch.close()
+    with _patches.shared("attention", _functions_replaced):
+        with _patches.lock:
+            _module_finders.append(innermost)
+        try:
+            yield
+        finally:
+            with _patches.lock:
+                _module_finders.remove(innermost)
 
 
 @contextmanager
@@ -91,6 +82,8 @@ def shown_matrices() -> Iterator[list[AttentionMatrix]]:
 @contextmanager
 def _functions_replaced() -> Iterator[None]:
     """Replace torch's functions, and let its layers call them, for the time of a ``with`` block."""
+    global _offer_or_operator, _change_or_operator  # made into functions that torch.compile leaves alone
+    _offer_or_operator, _change_or_operator = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
     functions = {
         _original_attention: scaled_dot_product_attention,
         _original_with_weights: multi_head_attention_forward,
@@ -99,8 +92,10 @@ def _functions_replaced() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with replaced_everywhere(functions):
+            observers.patched = True
             yield
     finally:
+        observers.patched = False
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 

@@ -20,9 +20,8 @@ DATA = "/*data*/"  # where the packed numbers go in the offline page
 
 _IMPORT_STATEMENT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', re.M)
 _EXPORT_KEYWORD = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
-_TYPE_COMMENTS = re.compile(
-    r"^ *(?:/\*\*|\*) @(?:param|returns|template|type)\b.*\n", re.M
-)  # comments that only say types
+# Lines of comments that only say types, and have no statement behind them.
+_TYPE_COMMENTS = re.compile(r"^ *(?:/\*\*|\*) @(?:param|returns|template|type)\b(?:(?!\*/).)*(?:\*/ *)?\n", re.M)
 _STATEMENTS_LEFT = re.compile(
     r"^(?:import\b|export\b|await\b).*", re.M
 )  # what a module within a function must not have

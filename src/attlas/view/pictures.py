@@ -15,7 +15,7 @@ from attlas.view.passes import Passes
 from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
 from attlas.view.source import Place
 
-_MOST_TILE_BYTES = 96 << 20  # of tiles that are kept
+_MOST_TILE_BYTES = 64 << 20  # of tiles that are kept
 _MOST_EXACT_CELLS = 1 << 24  # cells up to which a thumbnail is computed whole
 
 

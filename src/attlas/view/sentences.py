@@ -44,6 +44,26 @@ _ON_THIS_TEXT = {
     "favourite": "{0} goes to the copies of one token.",
     "breadth": "as if it looked evenly at {0} of the tokens that it may see.",
 }
+_NO_KIND = "follows no simple pattern"
+# The headlines of several heads of a kind, by that of one.
+_OF_SEVERAL = {
+    "remembers what came next": "remember what came next",
+    "finds the same token again": "find the same token again",
+    "looks at the token before": "look at the token before",
+    "looks a fixed way back": "look a fixed way back",
+    "stays where it is": "stay where they are",
+    "rests on the first token": "rest on the first token",
+    "reads its neighbourhood": "read their neighbourhood",
+    "keeps returning to one token": "keep returning to one token",
+    "looks everywhere": "look everywhere",
+    _NO_KIND: "follow no simple pattern",
+}
+# What is known of a kind for each text, where that is another number than the one that decides; {0} is its mean.
+_OVER_TEXTS = {
+    "induction": ("induction_text", "On the texts, {0} goes to what followed earlier copies"),
+    "duplicate": ("duplicate_text", "On the texts, {0} goes to earlier copies of the token"),
+    **dict.fromkeys(("fixed", "favourite", ""), ("max_activation", "Its largest weight in a text is {0} on average")),
+}
 #: Words about each kind, by its name.
 WORDS = {
     kind.name: {
@@ -52,7 +72,7 @@ WORDS = {
         "measure": kind.measure,
         "threshold": kind.threshold,
         "definition": kind.definition,
-        "headline": _SENTENCE_OF_KIND[kind.measure][0] if kind.measure else "follows no simple pattern",
+        "headline": _SENTENCE_OF_KIND[kind.measure][0] if kind.measure else _NO_KIND,
         "evidence": _SENTENCE_OF_KIND[kind.measure][1]
         if kind.measure
         else "It picks by content: no other kind's threshold is reached.",
@@ -60,6 +80,47 @@ WORDS = {
     }
     for kind in (*PATTERNS, MIXED)
 }
+
+
+def headline(kind: Pattern, count: int, heads: int) -> str:
+    """Return how many heads are of a kind, as a headline.
+
+    Parameters
+    ----------
+    kind : Pattern
+        The kind.
+    count, heads : int
+        How many are of it, of how many.
+
+    Returns
+    -------
+    str
+        In two lines.
+    """
+    one = str(WORDS[kind.name]["headline"])
+    if heads == 1:
+        return f"The only head\n{one}"
+    if count < heads:
+        return f"{count:,} of {heads:,} heads\n{one if count == 1 else _OF_SEVERAL[one]}"
+    whole = f"None of {heads:,} heads\n{one}" if kind is MIXED else f"All {heads:,} heads\n{_OF_SEVERAL[one]}"
+    return whole.replace("follows no simple", "follows a simple")
+
+
+def over_texts(kind: Pattern) -> tuple[str, str]:
+    """Return what is known of the heads of a kind for each text.
+
+    Parameters
+    ----------
+    kind : Pattern
+        The kind.
+
+    Returns
+    -------
+    (str, str)
+        The name of the number, and a clause about its mean {0}; an empty clause where the number is the one that
+        decides about the kind, which has a sentence already.
+    """
+    return _OVER_TEXTS.get(kind.measure, (kind.measure, ""))
 
 
 def on_text(own: Pattern, head: Head, *, elsewhere: bool) -> dict[str, Any] | None:

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attlas import stats
 from attlas.heads import PATTERNS
 from attlas.heads.classification import text_ids
-from attlas.heads.patterns import NEAR
-from attlas.heads.telling import telling_query
+from attlas.heads.telling import shows_kind, telling_query
 from attlas.recording.atlas.padding import included_rows
 from attlas.view.source import Shown, Source
 
@@ -57,41 +55,9 @@ class _Rows:
             rows = included.expand(*shown.entry.shape[:3])[0, head].cpu()
             self.weights = self.weights.where(rows, 0.0)
 
-    def matches(self, kind: str) -> Tensor:
-        """Return for each query whether its strongest key is one that a head of a kind looks at."""
-        queries, keys, ids = torch.arange(len(self.keys)), self.keys, self.ids
-        back, behind = queries - keys, keys > 0
-        found: Tensor
-        match kind:
-            case "induction":
-                found = behind & (back > 0) & (ids[keys - 1] == ids)
-            case "duplicate token":
-                found = (back > 0) & (ids[keys] == ids)
-            case "previous token":
-                found = back == 1
-            case "first-token sink":
-                found = (keys == 0) & (queries > 1)
-            case "current token":
-                found = (back == 0) & (queries > 0)
-            case "local":
-                found = (back > 0) & (back < NEAR)
-            case "fixed distance":
-                found = behind & (back == self._most_weighted(back, behind & (back > 1)))
-            case _:  # "one token"
-                found = behind & (back > 0) & (ids[keys] == self._most_weighted(ids[keys], behind))
-        return found
-
-    def _most_weighted(self, values: Tensor, counted: Tensor) -> int:
-        """Return the value that gets most of the largest weights, of the queries that are counted; -1 of none."""
-        if not bool(counted.any()):
-            return -1
-        found, places = values[counted].unique(return_inverse=True)
-        sums = torch.zeros(len(found), dtype=self.weights.dtype).index_add_(0, places, self.weights[counted])
-        return int(found[sums.argmax()])
-
     def step(self, kind: str, number: int, anchors: Sequence[int]) -> Step | None:
         """Return the step of this head at the best place of the text; None where the text has none."""
-        weights = self.weights.where(self.matches(kind), 0.0)
+        weights = self.weights.where(shows_kind(kind, self.ids, self.keys, self.weights), 0.0)
         if float(weights.max()) < _LEAST_WEIGHT:
             return None
         i = next((each for each in anchors if float(weights[each]) >= _ANCHOR_WEIGHT), None)

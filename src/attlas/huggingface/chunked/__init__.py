@@ -6,16 +6,15 @@ computes one lazy matrix with a mask, which recordings hear and interventions ch
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from attlas.foundation.blocks import SharedBlocks
 from attlas.foundation.compat import PADS_TO_BLOCKS, PADS_TO_WINDOWS
 from attlas.huggingface.chunked.bigbird import block_sparse_attention, noting_padding
 from attlas.huggingface.chunked.longformer import sliding_window_attention, without_padding
@@ -36,8 +35,7 @@ METHODS: dict[str, tuple[str, Callable[..., Any]]] = {
     "LongT5TransientGlobalAttention": ("forward", transient_global_attention),
 }
 
-_lock = threading.Lock()
-_blocks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many blocks are open
+_replacements = SharedBlocks()
 
 
 @contextmanager
@@ -54,7 +52,7 @@ def attending_in_one_matrix(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             found = _replacement(module)
             if found is not None:
-                stack.enter_context(_replaced(module, *found))
+                stack.enter_context(_replacements.shared(id(module), partial(_replaced, module, *found)))
         yield
 
 
@@ -70,23 +68,15 @@ def _replacement(module: nn.Module) -> tuple[str, Callable[..., Any]] | None:
 
 @contextmanager
 def _replaced(module: nn.Module, name: str, make: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of one module, for the time of a ``with`` block; blocks may end in any order."""
-    with _lock:
-        count = _blocks.get(module, 0)
-        is_free = bool(count) or name not in vars(module)
-        if is_free:
-            _blocks[module] = count + 1
-            if not count:
-                setattr(module, name, partial(_called, make, module, getattr(module, name)))
+    """Replace a method of one module, for the time of a ``with`` block, unless somebody else has."""
+    if name in vars(module):
+        yield
+        return
+    setattr(module, name, partial(_called, make, module, getattr(module, name)))
     try:
         yield
     finally:
-        with _lock:
-            if is_free:
-                _blocks[module] -= 1
-                if not _blocks[module]:
-                    delattr(module, name)
-                    del _blocks[module]
+        delattr(module, name)
 
 
 def _called(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.nn import functional
 
 from attlas.foundation.arguments import arguments_of, with_arguments
 from attlas.foundation.autocast import autocast_dtype
+from attlas.foundation.blocks import SharedBlocks
 from attlas.foundation.compat import transforming
 from attlas.foundation.patching import replaced_everywhere
 from attlas.matrix import observers
@@ -24,9 +24,7 @@ from attlas.matrix.handwritten.scope import Scope, current, entered
 from attlas.matrix.handwritten.state import Product, State
 from attlas.matrix.handwritten.steps import Step
 
-_patches_lock = threading.Lock()
-_open_blocks = 0
-_open_patches = ExitStack()  # open while a block is
+_patches = SharedBlocks()
 _CAUGHT_FUNCTIONS = ("matmul", "bmm", "baddbmm", "einsum", "softmax")
 _CAUGHT_METHODS = ("matmul", "bmm", "baddbmm", "__matmul__", "softmax")
 
@@ -41,19 +39,8 @@ def catching(scope: Scope) -> Iterator[None]:
     a call more. What holds it elsewhere, code inside torch.compile and scripts of torch.jit keep torch's, and compute
     as before.
     """
-    global _open_blocks  # noqa: PLW0603 - how many blocks are open
-    with _patches_lock:
-        if not _open_blocks:
-            _open_patches.enter_context(_products_replaced())
-        _open_blocks += 1
-    try:
-        with entered(scope):
-            yield
-    finally:
-        with _patches_lock:
-            _open_blocks -= 1
-            if not _open_blocks:
-                _open_patches.close()
+    with _patches.shared("products", _products_replaced), entered(scope):
+        yield
 
 
 @contextmanager
