@@ -36,6 +36,9 @@ def test_layers_and_heads_fit_the_window(browse: Any, many: str, width: int, hei
         assert right - left > 11
     assert [len(tops) for tops in rows.values()] == [1] * 32
     assert page.locator(".column-numbers span").count() == 32
+    headmap = page.locator(".headmap-grid").bounding_box()  # it grows with the window
+    assert headmap["width"] > 0.25 * width
+    assert headmap["height"] > 0.4 * height
     # It is one stop of the keyboard, arrows go to the head above and beside, Enter shows it.
     assert page.locator(".compact .thumb[tabindex='0']").count() == 1
     page.locator(".compact .thumb[tabindex='0']").focus()

@@ -80,6 +80,13 @@ def test_every_view_fits_every_window(show: Callable[..., Any], small: Atlas) ->
                 box = page.locator(".slot-text").bounding_box()
                 assert width < 720 or box["x"] + box["width"] <= width + 0.5
                 assert page.locator(".stage").bounding_box()["width"] > 250
+    chinese = show(small, "pin=100.50&lang=zh", color_scheme="dark")
+    until(chinese, "document.querySelector('.attlas').dataset.theme === 'dark'")
+    for width, height in ((390, 844), (768, 1024), (1280, 800), (1920, 1080)):
+        chinese.set_viewport_size({"width": width, "height": height})
+        chinese.wait_for_timeout(160)
+        assert chinese.evaluate(CUT) == [], width
+        assert chinese.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [833, 1280])
@@ -474,6 +481,14 @@ def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
 def test_the_overview_is_pooled_so_that_it_shows_something(show: Callable[..., Any], spread: float, pool: str) -> None:
     """The largest weights of blocks of a broad head are dark everywhere; a sharp head has few cells to show."""
     page = show(atlas_of(random_matrix(1500, heads=1, seed=2, spread=spread)))
+    # The thumbnail is the same picture, smaller.
+    read = """async (pool) => {
+      const url = `./api/thumbnail?entry=0&head=0&batch=0&variant=plain&size=112&pool=${pool}`;
+      return String(new Uint16Array(await (await fetch(url)).arrayBuffer()));
+    }"""
+    suited, mean, most = (page.evaluate(read, each) for each in ("suited", "mean", "max"))
+    assert mean != most
+    assert suited == {"mean": mean, "max": most}[pool]
     assert page.locator(".bar-title").text_content() == f"{'largest' if pool == 'max' else 'mean'} of 4 × 4"
     assert state(page).get("p", "max") == pool
     page.evaluate("location.hash = 'p=max&z=3&r=300&c=200'")

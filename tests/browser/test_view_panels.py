@@ -609,6 +609,9 @@ def test_the_keyboard_alone_reaches_everything(open_page: Any, atlas: Atlas) -> 
     inside = "[...document.querySelectorAll('.tools button')].filter((b) => !b.closest('.compare-box'))"
     stops = page.evaluate(f"{inside}.filter((b) => b.tabIndex === 0).length")
     assert stops == 1
+    for part in (".heads-grid", ".headmap-grid"):  # so are all heads, and the map of all heads
+        assert page.locator(f"{part} button").count() > 6
+        assert page.locator(f"{part} button:not([tabindex='-1'])").count() == 1, part
     page.get_by_role("button", name="Compare", exact=True).focus()
     for name in ("Export", "Heads", "Text"):
         page.keyboard.press("ArrowRight")

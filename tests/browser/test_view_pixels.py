@@ -62,3 +62,5 @@ def test_an_emulated_scale_resamples_nothing_either(browse: Any, noise: str) -> 
     assert share_of_mixtures(page) < 1e-4
     page.set_viewport_size({"width": 1033, "height": 717})
     assert share_of_mixtures(page) < 1e-4
+    larger = browse(f"{noise}#z=0&r=600&c=500&mm=off", 1033, 717, device_scale_factor=1.5)
+    assert share_of_mixtures(larger) < 1e-4

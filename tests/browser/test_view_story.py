@@ -82,6 +82,18 @@ def test_the_report_opens_with_the_tour(browse: Any, report: str) -> None:
     at_step(page, 1)
 
 
+def test_the_viewer_opens_at_a_pair_that_shows_what_the_head_does(browse: Any) -> None:
+    with served(telling_atlas(*LAYERS, top_k=True)) as url:
+        page = browse(url)
+        until(page, "location.hash.includes('pin=')")
+        query, key = state(page)["pin"].split(".")
+        until(page, f"document.querySelector('.subject .place')?.textContent.trim() === '{query}'")
+        assert page.locator(".says b").inner_text() == "Layer 2, head 1 remembers what came next"
+        assert page.locator(".largest .place").first.inner_text() == key
+        until(page, f"document.querySelector('.headmap-says').textContent.includes('query {query} gives to key {key}')")
+        browse.close()
+
+
 def test_the_viewer_offers_the_tour(browse: Any, address: str) -> None:
     page = browse(address)
     button = page.get_by_role("button", name="Start the tour")

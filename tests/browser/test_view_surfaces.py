@@ -19,6 +19,7 @@ def test_one_head_has_no_pane_of_heads(browse: Any) -> None:
     with served(random_matrix(60, heads=1)) as url:
         page = browse(url)
         assert page.locator(".slot-heads").bounding_box()["width"] < 2
+        assert page.locator("h1").inner_text() == "60 × 60"  # its size is its name
         assert state(page)["a"] == "none"
         browse.close()
     with served(atlas_of(random_matrix(60, heads=1), tokens=WORDS)) as url:
@@ -86,7 +87,22 @@ def test_what_leaves_the_page_names_the_project_and_no_folder(
         assert 'attlas.load("run.atlas")' in text
         assert "secret" not in text
         page.keyboard.press("Escape")
+        page.evaluate(
+            """() => {
+              const real = CanvasRenderingContext2D.prototype.fillText;
+              window.written = [];
+              CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                if (this.canvas.width === 1200) window.written.push(text.trim());
+                return real.call(this, text, ...rest);
+              };
+            }"""
+        )
         name, content = saved(page, "card")
+        words = page.evaluate("window.written")
+        headline = page.locator(".says b").inner_text()
+        assert headline in " ".join(words)
+        assert page.locator(".says-sentence").inner_text() in " ".join(words)
+        assert words[-1] == "example.org/attlas"
         (tmp_path / name).write_bytes(content)
         pixels = np.asarray(image.open(tmp_path / name).convert("RGB"))[:, 600:]
         assert (pixels == (200, 66, 26)).all(-1).sum() > 100  # the ring about the pinned cell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -89,6 +90,15 @@ def test_tokens_are_hidden_and_the_link_opens_the_same(browse: Any, url: str) ->
     until(page, "location.hash.includes(encodeURIComponent(';2-2'))")
     wanted = asked(page, "without?start=2&stop=3")
     assert len(wanted["heads"]) > 12
+    # A span that is pinned is hidden as a whole.
+    page.locator(".trial-chips button").click()
+    page.evaluate("location.hash = 'e=2&h=4&pin=15.2&k=2.6&panel=trial'")
+    page.get_by_label("hide tokens 2 to 5 from all later tokens").check()
+    until(page, "document.querySelector('.trial-says').textContent.includes('No later token sees tokens 2 to 5.')")
+    spanned = asked(page, "without?start=2&stop=6")
+    until(page, SHOWN)
+    loss = -sum(math.log(p) for p in spanned["after"] if p) / sum(p is not None for p in spanned["after"])
+    assert f"{loss:.3g} now" in page.locator(".trial-says").inner_text()
     # Nothing is left out any more: the page says what can be.
     page.locator(".trial-chips button").click()
     until(page, "document.querySelector('.trial-says').textContent.startsWith('Leave out a head')")
