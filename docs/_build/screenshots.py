@@ -150,7 +150,7 @@ def pages() -> Iterator[dict[str, str]]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run("record", "--tokens", "2048", "-o", str(folder / "run.atlas"))
+        run("record", "--tokens", "2048", "--parts", "-o", str(folder / "run.atlas"))  # as the demo does
         run("report", str(folder / "run.atlas"), "-o", str(folder / "report.html"))
         atlas = attlas.load(folder / "run.atlas")
         service = Service(atlas, title=title_of(atlas, folder / "run.atlas"), folder=folder / "run.atlas")

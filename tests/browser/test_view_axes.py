@@ -235,11 +235,13 @@ def test_of_weights_of_both_signs_of_wide_matrices_and_beside_each_other(browse:
         page = browse(f"{url}#z=2&r=100&c=700&m=side&s=0.1")
         assert box(page, ".minimap")["x"] > box(page, ".stage")["x"] + 0.5 * box(page, ".stage")["width"]
         assert colours(page, ".minimap canvas") > 50
+        browse.close()
     q, k = torch.randn(2, 1, 2, 400, 8, generator=generator)
     signed = attlas.attend(q, k) - attlas.attend(k, q)
     with served(signed) as url:
         page = browse(f"{url}#z=2&r=100&c=300")
         assert colours(page, ".minimap canvas") > 50
+        browse.close()
 
 
 # -------------------------------------------------------------------------------------------- brackets and the outline

@@ -32,11 +32,13 @@ def test_each_row_of_heads_says_whose_it_is(browse: Any, language: str) -> None:
         # Of each recording two layers, and their rollout.
         assert len(tops) == 6
         assert [top, *tops[:3], middle, *tops[3:]] == sorted([top, middle, *tops])
+        browse.close()
 
 
 def test_one_recording_has_no_owners(browse: Any) -> None:
     with served(atlas_of(random_matrix(40), random_matrix(40, seed=1))) as url:
         assert browse(url).locator(".headmap-owner").count() == 0
+        browse.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,7 @@ def repeated() -> Iterator[str]:
     ("mode", "headline"),
     [
         ("side", "Layer 2, head 4 beside Layer 0, head 0"),
+        ("triangle", "Layer 2, head 4 below the diagonal, above it Layer 0, head 0"),
         ("ratio", "Layer 2, head 4 divided by Layer 0, head 0"),
         ("difference", "Layer 2, head 4 less Layer 0, head 0"),
     ],
@@ -69,6 +72,12 @@ def test_both_heads_are_named_with_what_they_do(browse: Any, repeated: str, mode
     kinds = page.evaluate("fetch('./api/heads').then((answer) => answer.json())")
     shown = {(row["entry"], row["head"]): kinds["kinds"][row["kinds"][0]] for row in kinds["rows"] if row["kinds"]}
     does = {place: kind["headline"] for place, kind in shown.items()}
+    for width in (390, 768, 1024, 1280, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(60)
+        assert page.locator(".says b").evaluate(
+            "(b) => b.scrollWidth <= b.clientWidth && b.scrollHeight <= b.clientHeight"
+        )
     assert page.locator(".says-sentence").inner_text() == f"2·4 {does[2, 4]}; 0·0 {does[0, 0]}"
 
 
@@ -84,6 +93,7 @@ def test_a_thumbnail_shows_the_cells_in_its_corners(browse: Any) -> None:
         picture = page.locator(".thumb.drawn .thumb-picture").nth(1)
         picture.wait_for()
         shot = np.asarray(image.open(io.BytesIO(picture.screenshot())).convert("L")).astype(int)
+        browse.close()
     middle = int(np.median(shot))
     assert shot[:2, -2:].min() < middle - 60
     assert shot[-2:, :2].min() < middle - 60

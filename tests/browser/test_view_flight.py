@@ -104,6 +104,7 @@ def test_bookmarks_are_its_stops(where: str, browse: Any, atlas: attlas.Atlas, t
         else:
             with served(atlas) as url:
                 fly(browse(url, **MOVING))
+                browse.close()
     finally:
         atlas.bookmarks = []
 

@@ -120,7 +120,7 @@ def pixels(tab: Any, places: list[tuple[float, float]], m: int = TOKENS, n: int 
     view = state(tab)
     view = {"zoom": float(view["z"]), "row": float(view["r"]), "column": float(view["c"])}
     return tab.evaluate(
-        PIXELS, {"places": [list(place) for place in places], "m": m, "n": n, **view, "hasBand": "o" not in state(tab)}
+        PIXELS, {"places": [list(place) for place in places], "m": m, "n": n, **view, "hasBand": "ol" not in state(tab)}
     )
 
 

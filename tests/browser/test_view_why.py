@@ -108,6 +108,7 @@ def test_a_recording_without_parts_says_how_to_get_them(browse: Any) -> None:
         page = browse(f"{url}#e=0&h=1&pin=9.3&panel=why", 1280, 844)
         until(page, "document.querySelector('.reasons .reasons-note') !== null")
         assert "record(model, parts=True), keeps them" in page.locator(".reasons-note").inner_text()
+        browse.close()
 
 
 def test_without_a_pinned_cell_the_whole_map_is_a_table(show: Callable[..., Any]) -> None:

@@ -35,6 +35,7 @@ export function mountSays(element, { store, uid, root, tools }) {
     const { kind, compared, headline, sentence, onText } = describeHead(state);
     headlineElement.textContent = headline;
     sentenceElement.textContent = sentence;
+    element.classList.toggle("of-two", Boolean(compared)); // two names may take two lines
     element.classList.toggle("has-text", Boolean(state.heads?.rows.some((row) => row.on_text))); // for all heads, so that nothing moves between them
     textElement.textContent = textElement.title = onText.replaceAll(" %", "\u00a0%"); // no line begins with %
     buttonBox.hidden = !kind || Boolean(compared);
