@@ -105,7 +105,7 @@ test("a vector picture has one path for a colour, and no token is markup", () =>
   const cells = { r0: 0, r1: 2, c0: 99, c1: 102 };
   const weights = new Float32Array([0.25, 0.25, 0.5, 0.25, 0.25, 0.5]);
   const style = { card: "#fff", ink: "#000", soft: "#555", line: "#ccc", land: "#eee", sans: "sans" };
-  const svg = createVector({ weights, cells, state: state({ dark: false }), style, textOf: { query: () => "<q>", key: () => "&k" } });
+  const svg = createVector({ weights: [weights], cells, state: state({ dark: false }), style, textOf: { query: () => "<q>", key: () => "&k" } });
   const paths = [...svg.matchAll(/<path fill="([^"]+)" d="([^"]+)"/g)].map(([, , path]) => path);
   assert.deepEqual(paths, ["M0 0h2v1h-2zM0 1h2v1h-2z", "M2 1h1v1h-1z"]); // query 100 does not see key 101
   assert.match(svg, /&lt;q&gt;/);
