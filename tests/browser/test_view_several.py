@@ -149,7 +149,7 @@ def test_a_click_with_ctrl_gives_heads_a_colour_and_takes_it_away(url: str, brow
     assert state(page)["o"] == "2.1"
     page.locator("[data-head='0:0']").click(modifiers=["Control"])  # the first one: the next takes its place
     assert state(page) | {"h": "1", "s": "2.1", "m": "colours"} == state(page)
-    assert page.locator(".whose").text_content() == "of Layer 0, head 1"
+    assert page.locator(".whose").inner_text() == "of Layer 0, head 1"
 
 
 def test_a_link_holds_the_heads_and_whether_there_are_brackets(url: str, browse: Any) -> None:
