@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import AttlasError
+from attlas.recording import record
 from attlas.recording.atlas import Atlas
 from attlas.recording.metadata import token_bytes
+from attlas.view.cached_text import CachedText, is_same_reading, keeps_cache, likeliest_token
 from attlas.view.exact import UnwantedError, Wanted
 from attlas.view.known_heads import KnownHeads, OnBlock, heads_of_text, heads_on_block, is_of_same_model
 from attlas.view.parameters import QuestionError
@@ -37,6 +40,8 @@ _NO_LONGER_KEPT = "this text is no longer kept; reload the page"
 _OF_PARTS = ("why", "why_map")  # questions that a text without parts has no answer to
 _NAME = 40  # characters of a text that name it
 _CLOSING_SECONDS = 2.0  # that the end waits for the model: loading one takes longer, and cannot be stopped
+_GROWTH_SECONDS = 0.4  # in which written tokens are shown together: a page stands at least as long
+_MOST_CACHE_BYTES = 1 << 30  # of the keys and values that are kept until the text is written on
 _MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
 
 
@@ -84,8 +89,12 @@ class ReadingService:
     Notes
     -----
     One thread reads; what was shown before stays until the new recording is complete, and also if the model fails. A
-    step of the model is one forward pass over the whole text, with queries, keys and norms of values kept in memory.
-    Where the recording that was shown first has parts, values are kept too, and parts up to 1 GiB for all texts.
+    text is one forward pass, with queries, keys and norms of values kept in memory, and so is each token that is
+    written: over itself alone, with the cache of the text, whose recording goes on. Where the model keeps no cache, or
+    one that gives other weights than the text read whole (which the first token that is written tells), each written
+    token is a pass over the whole text. The cache of the text that was read or written last is kept, up to 1 GiB.
+    Tokens that are written within 0.4 seconds are shown together. Where the recording that was shown first has parts,
+    values are kept too, and parts up to 1 GiB for all texts.
 
     Every text is kept, under a number that its page names: 0 is the recording that was shown first. Those that were
     read first go when there are too many.
@@ -116,6 +125,8 @@ class ReadingService:
         self._on_block: OnBlock | None = None  # what its heads do on random tokens; None before, and where it cannot
         self._known_heads: KnownHeads | None = None  # what its heads are
         self._is_measured = False
+        self._cached: CachedText | None = None  # the text that was read or written last, where its cache is kept
+        self._has_cache: bool | None = None  # whether the model keeps one that can be trusted; None before it is known
         self._progress = _ReadingProgress()
         self._lock = threading.Lock()
         self._loading = threading.Lock()  # held while the model is loaded and measured
@@ -195,6 +206,7 @@ class ReadingService:
             raise QuestionError(503, "the viewer was closed")
         if self._is_reading:
             raise QuestionError(409, "the model is still reading; stop it first")
+        self._cached = None  # its memory is for the texts that are read now
 
         def still_wanted() -> bool:
             return not self._closed and (wanted is None or wanted())
@@ -328,17 +340,84 @@ class ReadingService:
             self._prepare()
             if text is not None:
                 self._progress = _ReadingProgress("reading")
-                number = self._show_recording(self._tokenize(text), None)
-            for done in range(more):
-                self._progress = _ReadingProgress("writing", done, more)
-                number = self._show_recording([*self._texts[number].ids, self._next_token(self._texts[number])], number)
+                number = self._read(self._tokenize(text), None)
+            self._write(number, more)
         except _StoppedError:
             pass
         except QuestionError as refused:
             error = refused.text
         except Exception as failed:  # noqa: BLE001 - whatever a model raises is shown on the page
             error = _reason(failed)
+        if self._cached is not None and self._cached.nbytes > _MOST_CACHE_BYTES:
+            self._cached = None
         self._progress = _ReadingProgress(error=error)
+
+    def _write(self, number: int, more: int) -> None:
+        """Let the model write tokens after a text: with the cache of the text, or reading it whole each time."""
+        done = 0
+        while done < more:
+            self._progress = _ReadingProgress("writing", done, more)
+            if self._stopped.is_set():
+                raise _StoppedError
+            text, cached, self._cached = self._texts[number], self._cached, None
+            if not number or cached is None or cached.ids != text.ids:  # the first recording stays as it is
+                cached = None
+            if cached is not None and self._parts.may_grow(cached.atlas, len(text.ids) + 1):
+                done += self._write_with_cache(cached, number, done, more)
+            else:
+                number = self._read([*text.ids, self._next_token(text)], number, is_last=done + 1 == more)
+                done += 1
+
+    def _write_with_cache(self, cached: CachedText, number: int, done: int, more: int) -> int:
+        """Write tokens in one block of the recording, show them, and return how many; 0 where the cache cannot be used.
+
+        `done` of the `more` tokens of the request were written before. The first one is shown at once, later ones
+        together.
+        """
+        before, start, end = cached.atlas, len(cached.ids), time.monotonic() + (_GROWTH_SECONDS if done else 0.0)
+        refused: QuestionError | None = None
+
+        def goes_on() -> bool:
+            """Return whether one more token is written before those that there are are shown."""
+            nonlocal refused
+            self._progress.done = done + len(cached.ids) - start
+            is_enough = self._stopped.is_set() or self._has_cache is None or time.monotonic() >= end
+            if self._progress.done == more or (len(cached.ids) > start and is_enough):
+                return False
+            try:
+                self._check_next(cached.next_token, len(cached.ids))
+            except QuestionError as error:
+                refused = error
+            return refused is None and self._parts.may_grow(before, len(cached.ids) + 1)
+
+        try:
+            fits = cached.write(goes_on)
+        except Exception:  # noqa: BLE001 - read whole, the text is shown, or its error
+            fits = False
+        count = len(cached.ids) - start
+        is_last = done + count == more or refused is not None or self._stopped.is_set()
+        if fits and count and self._has_cache is None:
+            fits = self._is_same_read_whole(cached)
+        if not fits:
+            self._has_cache = False
+            if count:
+                self._read(cached.ids, number, is_last=is_last)
+            return count
+        if count:
+            self._has_cache = True
+            self._parts.grown(before, cached.atlas)
+            self._show(cached.atlas, cached.ids, cached.next_token, number, is_last=is_last)
+        self._cached = cached
+        if refused is not None:
+            raise refused
+        return count
+
+    def _is_same_read_whole(self, cached: CachedText) -> bool:
+        """Return whether a text that was read with a cache is, to rounding, what it is when it is read whole."""
+        model, _ = self._loaded
+        with record(model, values="norms") as whole:
+            output = self._model_output(torch.tensor([cached.ids]))
+        return is_same_reading(cached, whole, output)
 
     def _measure_heads(self) -> None:
         """Learn what the heads of the model are, once; this begins again if it is stopped."""
@@ -372,33 +451,54 @@ class ReadingService:
 
     def _next_token(self, text: _ReadText) -> int:
         """Return the id of the likeliest token after a text; raise a QuestionError where the text ends."""
-        model, tokenizer = self._loaded
+        model, _ = self._loaded
         if not model.can_generate():
             raise QuestionError(400, f"{self._name} writes no text")
         if not text.ids:
             raise QuestionError(400, "type a text first")
         if text.next_token is None:
-            text.next_token = _likeliest_token(self._model_output(torch.tensor([text.ids])))
-        next_token = text.next_token
+            text.next_token = likeliest_token(self._model_output(torch.tensor([text.ids])))
+        return self._check_next(text.next_token, len(text.ids))
+
+    def _check_next(self, next_token: int | None, count: int) -> int:
+        """Return the id of a token that is written after `count` others; raise a QuestionError where the text ends."""
+        _, tokenizer = self._loaded
         if next_token is None or next_token == getattr(tokenizer, "eos_token_id", None):
             raise QuestionError(400, f"{self._name} ends the text here")
-        self._check_length(len(text.ids) + 1, "with the next one there are")
+        self._check_length(count + 1, "with the next one there are")
         return next_token
 
-    def _show_recording(self, ids: list[int], number: int | None) -> int:
-        """Record the model on these tokens as a new text, or in place of one that was typed; return its number."""
+    def _read(self, ids: list[int], number: int | None, *, is_last: bool = True) -> int:
+        """Let the model read these tokens as a new text, or in place of one that was typed; return its number."""
         model, tokenizer = self._loaded
         read = torch.tensor([ids], device=model.device)
-        atlas, output = self._parts.record(model, len(ids), lambda: self._model_output(read), tokens=tokenizer)
+        options = {"use_cache": True} if self._has_cache is not False and keeps_cache(model) else {}
+
+        def run() -> Any:
+            return self._model_output(read, **options)
+
+        self._cached = None
+        recording, output = self._parts.record(model, len(ids), run, tokens=tokenizer)
+        if options and getattr(output, "past_key_values", None) is not None:
+            self._cached = CachedText(model, recording, output, ids)
+        next_token = likeliest_token(output) if model.can_generate() else None
+        return self._show(recording.atlas, ids, next_token, number, is_last=is_last)
+
+    def _show(self, atlas: Atlas, ids: list[int], next_token: int | None, number: int | None, *, is_last: bool) -> int:
+        """Show a recording as a new text, or in place of one that was typed; return its number.
+
+        The statistics of one that is `is_last`, and not replaced soon, come with it.
+        """
+        _, tokenizer = self._loaded
         atlas.model = self._name
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
         name = _first_words(written) or self._name
         service = Service(atlas, title=name, known=self._known_heads)
-        if sum(math.prod(entry.shape) for entry in atlas.entries) <= _MOST_MEASURED:
+        if is_last and sum(math.prod(entry.shape) for entry in atlas.entries) <= _MOST_MEASURED:
             service.measure()  # the page shows the statistics with the text
-        text = _ReadText(service, name, written, ids, _likeliest_token(output) if model.can_generate() else None)
+        text = _ReadText(service, name, written, list(ids), next_token)
         return self._keep(text, number or None)  # what grows the first recording is a text of its own
 
     def _keep(self, text: _ReadText, number: int | None) -> int:
@@ -422,11 +522,11 @@ class ReadingService:
         return number
 
     @torch.no_grad()
-    def _model_output(self, ids: Tensor) -> Any:
+    def _model_output(self, ids: Tensor, **options: Any) -> Any:
         """Return the output of the model for some ids, and count its layers as progress."""
         model, _ = self._loaded
         with self._counting_progress(model):
-            return model(ids.to(model.device))
+            return model(ids.to(model.device), **options)
 
     @contextlib.contextmanager
     def _counting_progress(self, model: nn.Module) -> Iterator[None]:
@@ -466,12 +566,6 @@ def _first_words(text: str) -> str:
     """Return the first words of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= _NAME else f"{line[: _NAME - 1].rstrip()}…"
-
-
-def _likeliest_token(output: Any) -> int | None:
-    """Return the id of the likeliest next token by an output of the model; None where that has no logits."""
-    logits = getattr(output, "logits", None)
-    return int(logits[0, -1].argmax()) if isinstance(logits, Tensor) and logits.ndim == 3 else None
 
 
 def _token_ids(atlas: Atlas) -> list[int]:
