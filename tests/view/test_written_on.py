@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -155,6 +157,32 @@ def test_tokens_that_no_page_will_show_get_no_page(monkeypatch: pytest.MonkeyPat
         assert (len(made), len(measured)) == (2, 1)  # the first token, and all others together
         table = told(service, "heads")
         assert table["progress"] == 1
+
+
+def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED_MEANWHILE", 0)
+    monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
+    model, go = MODELS["llama"](), threading.Event()
+    go.set()
+    with opened(model) as service:
+        wrote(service, TEXT, 1)
+        hook = model.register_forward_pre_hook(lambda *_: go.wait(60) and None)
+        service.post("read", {"text": None, "more": 6, "of": 1})
+        while told(service)["tokens"] == 45:
+            pass
+        go.clear()
+        key = told(service, "info")["key"]
+        for _ in range(5):
+            assert told(service, "heads", v=key)["progress"] == 0
+            time.sleep(0.05)
+        go.set()
+        assert finished(service)["error"] == ""
+        hook.remove()
+        assert told(service, "heads")["progress"] == 1
+        end = time.monotonic() + 60
+        while told(service, "heads", v=key)["progress"] < 1:  # a page that still shows it asks on
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
 
 def test_stop_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:

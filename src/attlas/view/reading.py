@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -24,6 +24,7 @@ from attlas.view.cached_text import CachedText, is_same_reading, keeps_cache, li
 from attlas.view.exact import UnwantedError, Wanted
 from attlas.view.known_heads import KnownHeads, OnBlock, heads_of_text, heads_on_block, is_of_same_model
 from attlas.view.parameters import QuestionError
+from attlas.view.read_text import MOST_CHARACTERS, ReadText, check_text, first_words, token_ids
 from attlas.view.service import Answer, Service, answered, json_answer, refusal
 from attlas.view.trials import TRIALS, Trials, after_each_part, trial
 from attlas.view.typed_parts import TypedParts
@@ -31,18 +32,17 @@ from attlas.view.typed_parts import TypedParts
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
 
-_MOST_CHARACTERS = 200_000  # of a text, at most
 _MOST_TOKENS = 8192  # tokens that are read at most, of a model that could read more
 _MOST_NEW = 256  # tokens that are written at once, at most
 _MOST_TEXTS = 16  # that are kept beside the first recording; each is a small recording
 _RETIRED = 3  # recordings of texts that have grown since, which pages have shown and may still ask about
 _NO_LONGER_KEPT = "this text is no longer kept; reload the page"
 _OF_PARTS = ("why", "why_map")  # questions that a text without parts has no answer to
-_NAME = 40  # characters of a text that name it
 _CLOSING_SECONDS = 2.0  # that the end waits for the model: loading one takes longer, and cannot be stopped
 _GROWTH_SECONDS = 0.4  # in which written tokens are shown together: a page stands at least as long
 _MOST_CACHE_BYTES = 1 << 30  # of the keys and values that are kept until the text is written on
-_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
+_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown,
+_MOST_MEASURED_MEANWHILE = 1 << 22  # and while more of it is written, when the page asks
 
 
 class _StoppedError(Exception):
@@ -57,17 +57,6 @@ class _ReadingProgress:
     done: int = 0
     total: int = 0
     error: str = ""
-
-
-@dataclass
-class _ReadText:
-    """A text that was read, its recording, its token ids, and the likeliest next token where the model generates."""
-
-    service: Service
-    name: str
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    next_token: int | None = None
 
 
 class ReadingService:
@@ -117,7 +106,7 @@ class ReadingService:
     def __init__(self, service: Service, loader: ModelLoader, *, name: str) -> None:
         self._loader, self._name = loader, name
         # By number, in the order in which they were read: 0 is the recording that is shown first.
-        self._texts = {0: _ReadText(service, service.source.title, ids=_token_ids(service.source.atlas))}
+        self._texts = {0: ReadText(service, service.source.title, ids=token_ids(service.source.atlas))}
         self._last = 0  # the number of the text that was read last
         self._retired: list[Service] = []
         self._shown: WeakSet[Service] = WeakSet()  # those that a page was told of
@@ -179,7 +168,7 @@ class ReadingService:
         services = [*(text.service for text in self._texts.values()), *self._retired]
         return next((service for service in services if service.source.key == key), None)
 
-    def _text_of(self, key: str | None, number: int) -> _ReadText:
+    def _text_of(self, key: str | None, number: int) -> ReadText:
         """Return the text whose recording has a key, else that of a number; raise a QuestionError where it is gone."""
         if key is None:
             return self._texts[number]
@@ -188,10 +177,10 @@ class ReadingService:
                 return text
         raise QuestionError(409, _NO_LONGER_KEPT)
 
-    def _progress_answer(self, number: int, text: _ReadText, info: Answer | None = None) -> Answer:
+    def _progress_answer(self, number: int, text: ReadText, info: Answer | None = None) -> Answer:
         """Return how far the model is, alone or added to the answer to "info"."""
         facts: dict[str, Any] = {"model": self._name, "text": text.text, "tokens": len(text.ids), "number": number}
-        facts |= {"characters": _MOST_CHARACTERS, "last": self._last}
+        facts |= {"characters": MOST_CHARACTERS, "last": self._last}
         facts |= {"parts": self._parts.facts(text.service.source.atlas)}
         if info is not None:
             texts = [{"number": each, "name": kept.name} for each, kept in list(self._texts.items())]
@@ -200,7 +189,7 @@ class ReadingService:
         more = {"key": text.service.source.key, "trial": self._trials.share}
         return json_answer(vars(self._progress) | facts | more, final=False)
 
-    def _try(self, name: str, text: _ReadText, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
+    def _try(self, name: str, text: ReadText, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
         """Answer what is different in a text without some heads, or with other words."""
         if self._closed:
             raise QuestionError(503, "the viewer was closed")
@@ -218,6 +207,10 @@ class ReadingService:
         except Exception as failed:  # whatever a model raises is shown on the page, and not tried again
             raise QuestionError(409, _reason(failed)) from failed
         return json_answer(found, final=name == "without")
+
+    def _is_writing(self) -> bool:
+        """Whether the model writes."""
+        return self._progress.doing == "writing"
 
     @property
     def _is_reading(self) -> bool:
@@ -268,7 +261,7 @@ class ReadingService:
             return self._start_loading()
         text, more, of = request.get("text"), request.get("more", 0), request.get("of", self._last)
         if text is not None:
-            _check_text(text)
+            check_text(text)
         if type(more) is not int or not 0 <= more <= _MOST_NEW or (text is None and not more):
             raise QuestionError(400, f"more must be a number of tokens from 1 to {_MOST_NEW}")
         if type(of) is not int or of not in self._texts:
@@ -298,7 +291,7 @@ class ReadingService:
     def _take_second(self, content: Any) -> Answer:
         """Keep the text that is compared with the present one."""
         text = content.get("text") if isinstance(content, dict) else None
-        self._trials.second = _check_text(text)
+        self._trials.second = check_text(text)
         return json_answer({}, final=False)
 
     def close(self) -> None:
@@ -380,10 +373,11 @@ class ReadingService:
         def goes_on() -> bool:
             """Return whether one more token is written before those that there are are shown."""
             nonlocal refused
-            self._progress.done = done + len(cached.ids) - start
+            count = len(cached.ids) - start
             is_enough = self._stopped.is_set() or self._has_cache is None or time.monotonic() >= end
-            if self._progress.done == more or (len(cached.ids) > start and is_enough):
+            if done + count == more or (count and is_enough):
                 return False
+            self._progress.done = done + count
             try:
                 self._check_next(cached.next_token, len(cached.ids))
             except QuestionError as error:
@@ -449,7 +443,7 @@ class ReadingService:
         if count > limit:
             raise QuestionError(400, f"{subject} {count:,} tokens; {self._name} reads at most {limit:,} here")
 
-    def _next_token(self, text: _ReadText) -> int:
+    def _next_token(self, text: ReadText) -> int:
         """Return the id of the likeliest token after a text; raise a QuestionError where the text ends."""
         model, _ = self._loaded
         if not model.can_generate():
@@ -494,14 +488,16 @@ class ReadingService:
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
-        name = _first_words(written) or self._name
-        service = Service(atlas, title=name, known=self._known_heads)
-        if is_last and sum(math.prod(entry.shape) for entry in atlas.entries) <= _MOST_MEASURED:
+        name = first_words(written) or self._name
+        cells = sum(math.prod(entry.shape) for entry in atlas.entries)
+        waits = None if is_last or cells <= _MOST_MEASURED_MEANWHILE else self._is_writing
+        service = Service(atlas, title=name, known=self._known_heads, waits=waits)
+        if is_last and cells <= _MOST_MEASURED:
             service.measure()  # the page shows the statistics with the text
-        text = _ReadText(service, name, written, list(ids), next_token)
+        text = ReadText(service, name, written, list(ids), next_token)
         return self._keep(text, number or None)  # what grows the first recording is a text of its own
 
-    def _keep(self, text: _ReadText, number: int | None) -> int:
+    def _keep(self, text: ReadText, number: int | None) -> int:
         """Keep a text under a number, or a new one, and drop what is too much; return the number."""
         texts = dict(self._texts)
         dropped = []
@@ -510,6 +506,7 @@ class ReadingService:
             dropped = [texts.pop(each).service for each in [*texts][1 : 1 + max(0, len(texts) - _MOST_TEXTS)]]
         else:
             self._retired.append(texts[number].service)
+            texts[number].service.rest()  # a page that stands asks again for what it lacks
             self._parts.release(texts[number].service.source.atlas)
         texts[number] = text
         self._texts, self._last = texts, number  # at once: questions are answered in other threads
@@ -547,27 +544,7 @@ class ReadingService:
             yield
 
 
-def _check_text(text: Any) -> str:
-    """Return a text of the user; raise a QuestionError where it is empty or too long."""
-    if not isinstance(text, str) or not text.strip():
-        raise QuestionError(400, "type a text first")
-    if len(text) > _MOST_CHARACTERS:
-        raise QuestionError(400, f"the text has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read")
-    return text
-
-
 def _reason(failed: Exception) -> str:
     """Return what a model raised as one line."""
     error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
     return f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
-
-
-def _first_words(text: str) -> str:
-    """Return the first words of a text, on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= _NAME else f"{line[: _NAME - 1].rstrip()}…"
-
-
-def _token_ids(atlas: Atlas) -> list[int]:
-    """Return the token ids of a recording of one text; none where it has more texts or no ids."""
-    return [] if atlas.ids is None or atlas.ids.ndim != 2 or len(atlas.ids) != 1 else list(map(int, atlas.ids[0]))

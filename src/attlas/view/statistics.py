@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -80,10 +81,14 @@ class HeadTable:
         Who computes what was not recorded.
     known : KnownHeads, optional
         What the heads are, where that was measured elsewhere; the default is what their own recording says.
+    waits : callable, optional
+        Returns whether nothing is computed for now.
     """
 
-    def __init__(self, source: Source, worker: Worker, known: KnownHeads | None = None) -> None:
-        self._source, self._worker, self._known_heads = source, worker, known
+    def __init__(
+        self, source: Source, worker: Worker, known: KnownHeads | None = None, waits: Callable[[], bool] | None = None
+    ) -> None:
+        self._source, self._worker, self._known_heads, self._waits = source, worker, known, waits
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
         self._parts: list[tuple[Any, ...]] = []  # of the entry that is not complete, head by head
         self._ready: dict[int, _MeasuredHeads] = {}  # what entries show
@@ -111,7 +116,7 @@ class HeadTable:
         The most telling head is the strongest induction head, or without one the head that is most of its kind.
         """
         end = time.monotonic() + _PATIENCE_SECONDS
-        if self._missing:
+        if self._missing and not (self._waits is not None and self._waits()):
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
         names: dict[str, None] = {}
