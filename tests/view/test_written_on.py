@@ -160,7 +160,7 @@ def test_tokens_that_no_page_will_show_get_no_page(monkeypatch: pytest.MonkeyPat
 
 
 def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED_MEANWHILE", 0)
+    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED", 0)
     monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
     model, go = MODELS["llama"](), threading.Event()
     go.set()
@@ -178,11 +178,30 @@ def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest
         go.set()
         assert finished(service)["error"] == ""
         hook.remove()
-        assert told(service, "heads")["progress"] == 1
         end = time.monotonic() + 60
-        while told(service, "heads", v=key)["progress"] < 1:  # a page that still shows it asks on
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        for each in (told(service)["key"], key):  # a page that still shows the one before asks on
+            while told(service, "heads", v=each)["progress"] < 1:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+
+def test_statistics_of_a_short_text_come_with_what_a_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
+    model, go = MODELS["llama"](), threading.Event()
+    go.set()
+    with opened(model) as service:
+        wrote(service, TEXT, 1)
+        hook = model.register_forward_pre_hook(lambda *_: go.wait(60) and None)
+        service.post("read", {"text": None, "more": 6, "of": 1})
+        while told(service)["tokens"] == 45:
+            pass
+        go.clear()
+        table = told(service, "heads", v=told(service, "info")["key"])
+        assert table["progress"] == 1
+        assert all(row["values"]["entropy"] is not None for row in table["rows"])
+        go.set()
+        assert finished(service)["error"] == ""
+        hook.remove()
 
 
 def test_stop_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,7 @@ _OF_PARTS = ("why", "why_map")  # questions that a text without parts has no ans
 _CLOSING_SECONDS = 2.0  # that the end waits for the model: loading one takes longer, and cannot be stopped
 _GROWTH_SECONDS = 0.4  # in which written tokens are shown together: a page stands at least as long
 _MOST_CACHE_BYTES = 1 << 30  # of the keys and values that are kept until the text is written on
-_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown,
-_MOST_MEASURED_MEANWHILE = 1 << 22  # and while more of it is written, when the page asks
+_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
 
 
 class _StoppedError(Exception):
@@ -118,6 +117,7 @@ class ReadingService:
         self._has_cache: bool | None = None  # whether the model keeps one that can be trusted; None before it is known
         self._progress = _ReadingProgress()
         self._lock = threading.Lock()
+        self._keeping = threading.Lock()  # held while a text is replaced, and while a page is told of it
         self._loading = threading.Lock()  # held while the model is loaded and measured
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -137,10 +137,14 @@ class ReadingService:
         """
         if name in ("info", "reading"):
             number = self._number(parameters.get("text"))
-            text = self._texts[number]
             if name == "reading":
-                return self._progress_answer(number, text)
-            self._shown.add(text.service)
+                return self._progress_answer(number, self._texts[number])
+            with self._keeping:  # what is replaced from now on stays for the page
+                text = self._texts[number]
+                is_new = text.service not in self._shown
+                self._shown.add(text.service)
+            if number and is_new:
+                _measure_short(text.service)  # of what is written, only for what a page shows
             info = text.service.answer("info", {}, wanted)
             return self._progress_answer(number, text, info) if info.status == 200 else info
         key, number = parameters.get("v"), self._number(parameters.get("text"))
@@ -481,7 +485,7 @@ class ReadingService:
     def _show(self, atlas: Atlas, ids: list[int], next_token: int | None, number: int | None, *, is_last: bool) -> int:
         """Show a recording as a new text, or in place of one that was typed; return its number.
 
-        The statistics of one that is `is_last`, and not replaced soon, come with it.
+        One that is `is_last`, and not replaced soon, is measured now; others are where a page asks for them.
         """
         _, tokenizer = self._loaded
         atlas.model = self._name
@@ -489,31 +493,30 @@ class ReadingService:
         atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
         name = first_words(written) or self._name
-        cells = sum(math.prod(entry.shape) for entry in atlas.entries)
-        waits = None if is_last or cells <= _MOST_MEASURED_MEANWHILE else self._is_writing
+        waits = None if is_last else self._is_writing
         service = Service(atlas, title=name, known=self._known_heads, waits=waits)
-        if is_last and cells <= _MOST_MEASURED:
-            service.measure()  # the page shows the statistics with the text
+        if is_last:
+            _measure_short(service)
         text = ReadText(service, name, written, list(ids), next_token)
         return self._keep(text, number or None)  # what grows the first recording is a text of its own
 
     def _keep(self, text: ReadText, number: int | None) -> int:
         """Keep a text under a number, or a new one, and drop what is too much; return the number."""
-        texts = dict(self._texts)
-        dropped = []
-        if number is None or number not in texts:
-            number = max(self._last, *texts) + 1
-            dropped = [texts.pop(each).service for each in [*texts][1 : 1 + max(0, len(texts) - _MOST_TEXTS)]]
-        else:
-            self._retired.append(texts[number].service)
-            texts[number].service.rest()  # a page that stands asks again for what it lacks
-            self._parts.release(texts[number].service.source.atlas)
-        texts[number] = text
-        self._texts, self._last = texts, number  # at once: questions are answered in other threads
-        # A page may stand while many tokens are written: recordings that none has shown are not kept for it.
-        kept = [service for service in self._retired if service in self._shown][-_RETIRED:]
-        dropped += [service for service in self._retired if service not in kept]
-        self._retired = kept
+        with self._keeping:
+            texts = dict(self._texts)
+            dropped = []
+            if number is None or number not in texts:
+                number = max(self._last, *texts) + 1
+                dropped = [texts.pop(each).service for each in [*texts][1 : 1 + max(0, len(texts) - _MOST_TEXTS)]]
+            else:
+                self._retired.append(texts[number].service)
+                texts[number].service.rest()  # a page that stands asks again for what it lacks
+                self._parts.release(texts[number].service.source.atlas)
+            texts[number] = text
+            # A page may stand while many tokens are written: recordings that none has shown are not kept for it.
+            kept = [service for service in self._retired if service in self._shown][-_RETIRED:]
+            dropped += [service for service in self._retired if service not in kept]
+            self._texts, self._last, self._retired = texts, number, kept  # at once: questions come in other threads
         for service in dropped:
             service.close()
         return number
@@ -542,6 +545,12 @@ class ReadingService:
 
         with after_each_part(model, ran):
             yield
+
+
+def _measure_short(service: Service) -> None:
+    """Compute the statistics of a short text, so that a page shows them with the text."""
+    if sum(math.prod(entry.shape) for entry in service.source.atlas.entries) <= _MOST_MEASURED:
+        service.measure()
 
 
 def _reason(failed: Exception) -> str:
