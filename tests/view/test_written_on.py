@@ -161,6 +161,7 @@ def test_tokens_that_no_page_will_show_get_no_page(monkeypatch: pytest.MonkeyPat
 
 def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.view.reading._MOST_MEASURED", 0)
+    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED_MEANWHILE", 0)
     monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
     model, go = MODELS["llama"](), threading.Event()
     go.set()

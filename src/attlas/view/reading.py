@@ -41,7 +41,8 @@ _OF_PARTS = ("why", "why_map")  # questions that a text without parts has no ans
 _CLOSING_SECONDS = 2.0  # that the end waits for the model: loading one takes longer, and cannot be stopped
 _GROWTH_SECONDS = 0.4  # in which written tokens are shown together: a page stands at least as long
 _MOST_CACHE_BYTES = 1 << 30  # of the keys and values that are kept until the text is written on
-_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
+_MOST_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown,
+_MOST_MEASURED_MEANWHILE = 1 << 20  # and before a page is told of a version that is still written
 
 
 class _StoppedError(Exception):
@@ -144,7 +145,7 @@ class ReadingService:
                 is_new = text.service not in self._shown
                 self._shown.add(text.service)
             if number and is_new:
-                _measure_short(text.service)  # of what is written, only for what a page shows
+                _measure_short(text.service, _MOST_MEASURED_MEANWHILE)
             info = text.service.answer("info", {}, wanted)
             return self._progress_answer(number, text, info) if info.status == 200 else info
         key, number = parameters.get("v"), self._number(parameters.get("text"))
@@ -485,7 +486,7 @@ class ReadingService:
     def _show(self, atlas: Atlas, ids: list[int], next_token: int | None, number: int | None, *, is_last: bool) -> int:
         """Show a recording as a new text, or in place of one that was typed; return its number.
 
-        One that is `is_last`, and not replaced soon, is measured now; others are where a page asks for them.
+        One that is `is_last`, and not replaced soon, is measured now if it is not long; a short one where a page asks.
         """
         _, tokenizer = self._loaded
         atlas.model = self._name
@@ -496,7 +497,7 @@ class ReadingService:
         waits = None if is_last else self._is_writing
         service = Service(atlas, title=name, known=self._known_heads, waits=waits)
         if is_last:
-            _measure_short(service)
+            _measure_short(service, _MOST_MEASURED)
         text = ReadText(service, name, written, list(ids), next_token)
         return self._keep(text, number or None)  # what grows the first recording is a text of its own
 
@@ -547,9 +548,9 @@ class ReadingService:
             yield
 
 
-def _measure_short(service: Service) -> None:
-    """Compute the statistics of a short text, so that a page shows them with the text."""
-    if sum(math.prod(entry.shape) for entry in service.source.atlas.entries) <= _MOST_MEASURED:
+def _measure_short(service: Service, most: int) -> None:
+    """Compute the statistics of a text of at most so many weights, so that a page shows them with the text."""
+    if sum(math.prod(entry.shape) for entry in service.source.atlas.entries) <= most:
         service.measure()
 
 
