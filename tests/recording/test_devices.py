@@ -119,6 +119,39 @@ def test_recording_adds_one_wait_a_pass_and_changes_no_number(
             torch.testing.assert_close(found[key], t, rtol=1e-5, atol=1e-5)
 
 
+def in_blocks(model: nn.Module, ids: Tensor, device: PretendDevice | None, keep: Any) -> list[Atlas]:
+    """Record a prompt, and two steps in each of three further blocks; None stands for the CPU."""
+    found, cache = [], transformers.DynamicCache(config=model.config)
+    with device or contextlib.nullcontext(), torch.no_grad():
+        if device is not None:
+            model, ids = device.put(model), device.put(ids.clone())
+        recording = record(model, keep=keep)
+        with recording as atlas:
+            model(ids, past_key_values=cache)
+        found.append(atlas)
+        for _ in range(3):
+            with recording.resumed() as atlas:
+                for step in range(2):
+                    model(ids[:, step : step + 1], past_key_values=cache)
+            found.append(atlas)
+    return found
+
+
+@pytest.mark.parametrize("keep", ["device", "cpu"])
+def test_each_block_of_a_recording_has_the_numbers_of_the_cpu(
+    model: nn.Module, ids: Tensor, cuda: PretendDevice, keep: str
+) -> None:
+    found, expected = in_blocks(model, ids, cuda, keep), in_blocks(model, ids, None, keep)
+    for step, (atlas, other) in enumerate(zip(found, expected, strict=True)):
+        assert [entry.shape[2:] for entry in atlas.entries] == [(ids.shape[1] + 2 * step,) * 2] * 3
+        assert torch.equal(atlas.ids, other.ids)
+        for entry, wanted in zip(atlas.entries, other.entries, strict=True):
+            with cuda:
+                numbers_found = numbers(entry)
+            for key, t in numbers(wanted).items():
+                torch.testing.assert_close(numbers_found[key], t, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("held", "waits_more"), [(2**28, 1), (0, 4)])
 @pytest.mark.parametrize("name", ["prompt", "padding"])
 def test_a_long_prompt_is_written_when_the_pass_has_ended(

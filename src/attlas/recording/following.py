@@ -128,8 +128,8 @@ class ModelFollower(Listener):
         self._check_recorded()
         for selection in self._selections:
             selection.check(self._attentions, self._reused_sites)
-        self._unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
-        if self._unrecorded:
+        known, self._unrecorded = self._unrecorded, self._attentions.unrecorded(self._ran, self._recorded)
+        if self._unrecorded and self._unrecorded != known:  # a block before may have said so
             warnings.warn(self._unfollowed_warning(), stacklevel=3)
 
     def _unfollowed_warning(self) -> Warning:

@@ -29,7 +29,8 @@ class GrowingTensor:
     -----
     The first part is most often a whole prompt, and the only one: it is not copied. The buffer of the later ones
     doubles when it is full, so that a step copies its own part and nothing else, and the number of parts does not grow
-    with the number of steps.
+    with the number of steps. What `joined` and `joined_with_room` have returned never changes: later parts are written
+    behind it, or elsewhere.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class GrowingTensor:
         written = self._marks
         if self._copies is not None:
             self._marks = self._copies.marks
-        if self._first is None and not self._stored:
+        if not self.parts:
             # `_keep` moves it to where parts are kept.
             self._first = self._keep(t)
             return
@@ -68,7 +69,7 @@ class GrowingTensor:
             source = t.to(target.dtype).movedim(self._axis, 0).contiguous()
             self._copies.write(target.movedim(self._axis, 0), source)
         else:
-            target.copy_(t)
+            target.data.copy_(t)  # what was handed out of the buffer does not count as changed
         self._tail = self._slices_of_tensor(buffer, 0, stop)
 
     def _buffer_with_room(self, known: Tensor, t: Tensor, size: int, written: int | None) -> Tensor:
@@ -149,6 +150,23 @@ class GrowingTensor:
             whole = torch.cat(self.parts, dim=self._axis)
         self._hold_only(whole)
         return whole
+
+    def joined_with_room(self) -> Tensor:
+        """Return all parts as one tensor, a part of a buffer into which later parts are written behind it."""
+        parts = self._parts_in_memory
+        if self._copies is not None or self._stored:  # of another device, or on disk: each time anew
+            return self.joined()
+        if len(parts) == 1:
+            return parts[0]
+        axis, size = self._axis, sum(map(self._size_of_axis, parts))
+        sizes = list(parts[-1].shape)
+        sizes[axis] = size + max(size // 2, _LEAST_ROOM)
+        with torch.inference_mode(False):  # a later pass may write into it outside of inference mode
+            self._buffer = parts[-1].new_empty(sizes)
+        self._tail = self._slices_of_tensor(self._buffer, 0, size)
+        self._first = None
+        torch.cat(parts, dim=axis, out=self._tail)
+        return self._tail
 
     def store(self, write: Callable[[Tensor], Tensor]) -> None:
         """Replace the parts in memory by what `write` returns of them: one tensor with the same numbers, on disk."""

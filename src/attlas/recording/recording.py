@@ -16,15 +16,13 @@ from attlas.foundation.checks import instance_of, is_integer, refuse_context_par
 from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.handwritten import Scope
-from attlas.matrix.handwritten.scope import DENSE_USES
 from attlas.matrix.sweep import SweptWeights
 from attlas.recording import errors, metadata
-from attlas.recording.atlas import Atlas, Entry
-from attlas.recording.atlas.atlas import FIRST_CALLS
-from attlas.recording.atlas.entry import KINDS, statistic_names
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.atlas.images.inputs import FEATURES, PIXELS, RecordedImages
-from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.recording.atlas.padding import real_queries
+from attlas.recording.completion import Completion
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder, temporary_folder
@@ -32,10 +30,9 @@ from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
 from attlas.recording.hooks import AttentionCall, is_recording, offer
 from attlas.recording.linear import telling_of_linear_calls
-from attlas.recording.linear_hearing import LinearHearing
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
-from attlas.recording.parts.recorder import KeptRows, PartsHearing, PartsRecorder, checked_parts, stored_rows
+from attlas.recording.parts.recorder import KeptRows, PartsRecorder, checked_parts, stored_rows
 from attlas.recording.pipelines import denoiser_of
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
@@ -271,7 +268,7 @@ def record(
     return recording
 
 
-class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
+class Recording(Completion, AbstractContextManager[Atlas]):
     """A recording of one model; made by `record`, entered once.
 
     See Also
@@ -353,8 +350,9 @@ class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
 
     def __enter__(self) -> Atlas:
         # Open all that the settings ask for, and follow the model; if one fails, the others are closed.
-        fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
+        fix = "with attlas.record(model) as atlas: each time anew, or with recording.resumed() as atlas: to go on."
         self._enter_once("a recording", fix)
+        self._ended = None
         with ExitStack() as stack:
             if self._keep == "disk":
                 disk = stack.enter_context(RecordingFolder(self._folder or temporary_folder(self.atlas)))
@@ -400,68 +398,6 @@ class Recording(LinearHearing, PartsHearing, AbstractContextManager[Atlas]):
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
-
-    @public()
-    def _complete_block(self) -> None:
-        """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
-        self._sequences.finish()
-        if self._linear is not None:
-            self.atlas.entries += self._linear.entries()
-        self.atlas.entries[:] = [self._renumbered_entry(entry) for entry in self.atlas.entries]
-        if not self.atlas.entries and not self._heads_elsewhere:
-            if self._selection.queries is None:
-                raise errors.no_layer_attended(self._selection.named, list(self._matched))
-            raise errors.no_query_recorded(self._selection.queries)
-        self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
-        if self._gates is not None:
-            self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
-        if self._parts is not None:
-            with public(self.where):
-                self.atlas.parts[:] = self._parts.streams()
-        self._complete_text()
-        self._complete_layers()
-        if self._policy.disk is not None:
-            self._policy.disk.finish(self.atlas.entries, self.atlas.facts, self.atlas.bookmarks)
-
-    def _complete_text(self) -> None:
-        """Add the token ids and their texts to the atlas, and which entries are not about them."""
-        ids, encoder_ids = self._texts["self"].ids, self._texts["encoder"].ids
-        if self.atlas.kinds[:1] == ("encoder",):
-            ids, encoder_ids = encoder_ids, None
-        self.atlas.ids, self.atlas.texts = ids, metadata.token_texts(self._tokens, ids)
-        if not isinstance(self._tokens, list | tuple):
-            self.atlas.encoder_texts = metadata.token_texts(self._tokens, encoder_ids)
-        pieces = [metadata.token_bytes(self._tokens, text) for text in ([] if ids is None else ids.tolist())]
-        self.atlas.details |= {"token_bytes": pieces} if any(pieces) else {}
-        # No entry of an attention without a text is about the text: the first that could be is beyond the last.
-        beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
-        later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
-        self.atlas.details |= {FIRST_CALLS: later} if later else {}
-        self.atlas.details |= {} if self._images is None else self._images.details(self._model, ids)
-
-    def _complete_layers(self) -> None:
-        """Add the number of the model's layers of each kind, and those that have no weights, or none to record."""
-        counts = {kind: count for kind, count in self._attentions.counts.items() if count}
-        for entry in self.atlas.entries:  # a module that is used again gives more layers
-            counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
-        empty = self._attentions.without_attention()
-        missed = [*self._unrecorded]
-        if self._linear is not None and self._linear.without_past:
-            recorded = {entry.name for entry in self.atlas.entries}
-            missed += [(path, self._model.get_submodule(path)) for path in sorted(self._linear.without_past - recorded)]
-        unrecorded = self._attentions.not_recorded(empty, missed)
-        if self._attentions.other_linear and (beside := self._attentions.beside_attention()):
-            unrecorded["linear"] = unrecorded.get("linear", {}) | beside
-        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: unrecorded}
-        other = self._attentions.of_other_kinds(empty)
-        self.atlas.details |= {OTHER_KINDS: other} if other else {}
-        if self._scope is not None:
-            self.atlas.details[DENSE_USES] = [use._asdict() for use in self._scope.dense_uses]
-
-    def _renumbered_entry(self, entry: Entry) -> Entry:
-        """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
-        layer = self.final_layer(self._attentions.sites[entry.name], entry.layer)
-        return entry if entry.layer == layer else replace(entry, layer=layer)
 
     # ------------------------------------------------------------------------------------------------- passes
 

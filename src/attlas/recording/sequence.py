@@ -158,6 +158,8 @@ class RecordedSequence:
         self._plan = call.matrix.plan
         self._written: Entry | None = None  # the entry of the first calls, on disk
         self._marks = 0  # of the copies of the last call
+        self._is_resumed = False  # whether entries were made that go on: they share what is stored
+        self._calls = 0
         self._append_call(call)
         if policy.disk is not None and not self.on_device and self.bytes_to_write:
             self.to_entry()  # for its effect: it writes to the disk
@@ -246,6 +248,7 @@ class RecordedSequence:
         self.blocks.append(Block(mask, range(row, row + rows), range(column, column + n)))
         self._query_masks.append(_query_mask(part, call.query_mask, call.rows))
         self.next_row += rows
+        self._calls += 1
         self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)
 
     def _lacks_numbers(self, part: AttentionMatrix) -> bool:
@@ -299,16 +302,27 @@ class RecordedSequence:
         parts = self._lse.parts
         return moved_lse(lse, parts[-1].device if parts else self.policy.device or lse.device)
 
+    def resume(self) -> None:
+        """Go on after an entry was made: from now on entries share the buffers of what is stored, which have room."""
+        self._is_resumed = True
+
+    def _joined(self, tensor: GrowingTensor) -> Tensor:
+        """Return all parts of what is stored as one tensor, which later calls do not change."""
+        return tensor.joined_with_room() if self._is_resumed else tensor.joined()
+
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all queries so far over all keys."""
-        q, k, keys = self._q.joined(), self._k.joined(), self.key_stop - self.first_key
+        q, k, keys = self._joined(self._q), self._joined(self._k), self.key_stop - self.first_key
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k)
         tile = partial(problem.tile, range(batch), range(heads))
-        problem = replace(problem, mask=stack_masks(self.blocks, keys, tile), versions=())
+        mask = stack_masks(self.blocks, keys, tile)
+        problem = replace(problem, mask=mask, versions=())
         if self._computed < q.shape[2]:
             self._compute_waiting(softmax_matrix(problem, self._plan))
-        return softmax_matrix(problem, self._plan, lse=self._lse.joined())
+        if self._is_resumed and not isinstance(mask, Stacked):  # later calls are compared with one mask, and not each
+            self.blocks = [Block(mask, range(q.shape[2]), range(keys))]
+        return softmax_matrix(problem, self._plan, lse=self._joined(self._lse))
 
     def query_mask(self) -> Tensor:
         """Return which recorded queries are tokens that may attend to a key, on the device, shape (batch, rows)."""
@@ -334,13 +348,13 @@ class RecordedSequence:
             matrix=matrix,
             statistics=self._statistics_of_text(matrix),
             query_mask=None if bool(query_mask.all()) else query_mask,
-            **{name: tensor.joined() for name, tensor in self._values.items()},
+            **{name: self._joined(tensor) for name, tensor in self._values.items()},
         )
 
     def _statistics_of_text(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
         """Return the statistics of the whole text by name: merged from those of the calls, where that is exact."""
         statistics = self.policy.statistics
-        if self.mergeable or len(self.blocks) == 1 or matrix is None:
+        if self.mergeable or self._calls == 1 or matrix is None:
             results = self._statistics.finish(self.key_stop - self.first_key)
         else:
             results = list(matrix.collect(*statistics))

@@ -132,15 +132,22 @@ class RecordedSequences:
             self._copies.mark()
         return [*found]
 
-    def finish(self) -> None:
-        """Add the entries of all texts."""
+    def end_waiting(self) -> None:
+        """Add the calls that wait, and the entries of texts that have ended."""
         if self._undecided:
-            self.decide()  # adds the calls that wait
-        sequences, self._ended = [*self._ended, *self.last.values()], []
-        later = [sequence for sequence in sequences if sequence.on_device]
-        masks = answers_of([sequence.query_mask() for sequence in later]) if later else []
-        known = dict(zip(later, masks, strict=True))
-        self._add_ended_entries(sequence.to_entry(known.get(sequence)) for sequence in sequences)
+            self.decide()
+        sequences, self._ended = self._ended, []
+        self._add_ended_entries(_entries_of(sequences))
+
+    def finish(self) -> None:
+        """Add the entries of the last text of each attention, after `end_waiting`."""
+        self._add_ended_entries(_entries_of([*self.last.values()]))
+
+    def resume(self, entries: list[Entry]) -> None:
+        """Go on with the texts after `finish`: from now on ended ones go into a list that has those before."""
+        self._entries = entries
+        for sequence in self.last.values():
+            sequence.resume()
 
     def _add_ended_entries(self, entries: Iterable[Entry]) -> None:
         """Add entries of texts that have ended."""
@@ -182,3 +189,11 @@ class RecordedSequences:
         if unwritten and self._copies is not None:
             self._copies.mark()
         return unwritten
+
+
+def _entries_of(sequences: Sequence[RecordedSequence]) -> list[Entry]:
+    """Return the entries of some texts; those of a device are waited for once."""
+    later = [sequence for sequence in sequences if sequence.on_device]
+    masks = answers_of([sequence.query_mask() for sequence in later]) if later else []
+    known = dict(zip(later, masks, strict=True))
+    return [sequence.to_entry(known.get(sequence)) for sequence in sequences]

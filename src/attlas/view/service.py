@@ -122,6 +122,9 @@ class Service:
     known : KnownHeads, optional
         What the heads are, where that was measured on something else than the text that is shown
         (`attlas.view.known_heads`); the default is what the recording says of them.
+    waits : callable, optional
+        Returns whether the statistics of heads that the page asks for wait, as for those of a text that is still
+        written; a page asks again until it has them.
 
     Raises
     ------
@@ -166,6 +169,7 @@ class Service:
         folder: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
         known: KnownHeads | None = None,
+        waits: Callable[[], bool] | None = None,
     ) -> None:
         self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._folder = None if folder is None else os.fspath(folder)
@@ -175,7 +179,7 @@ class Service:
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
         self._outlines = Outlines(self._source)
-        self._table = HeadTable(self._source, self._worker, known)
+        self._table = HeadTable(self._source, self._worker, known, waits)
         self._story: list[dict[str, Any]] | None = None  # once the kinds of all heads are known
 
     @property
@@ -189,6 +193,10 @@ class Service:
             pass
         while self.answer("heads", {}).progress < 1:
             pass
+
+    def rest(self) -> None:
+        """Give up what is computed in the background until somebody asks for it again."""
+        self._worker.rest()
 
     def order(self) -> list[tuple[int, int]]:
         """Return (entry, head) of all heads, the most telling first; this computes their statistics in this thread."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -80,14 +82,19 @@ class HeadTable:
         Who computes what was not recorded.
     known : KnownHeads, optional
         What the heads are, where that was measured elsewhere; the default is what their own recording says.
+    waits : callable, optional
+        Returns whether nothing is computed for now.
     """
 
-    def __init__(self, source: Source, worker: Worker, known: KnownHeads | None = None) -> None:
-        self._source, self._worker, self._known_heads = source, worker, known
+    def __init__(
+        self, source: Source, worker: Worker, known: KnownHeads | None = None, waits: Callable[[], bool] | None = None
+    ) -> None:
+        self._source, self._worker, self._known_heads, self._waits = source, worker, known, waits
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
         self._parts: list[tuple[Any, ...]] = []  # of the entry that is not complete, head by head
         self._ready: dict[int, _MeasuredHeads] = {}  # what entries show
         self._missing = self._statistics_to_compute()
+        self._computing = threading.Lock()
 
     def _statistics_to_compute(self) -> dict[int, list[Statistic]]:
         """Return what is to be computed: the statistics of each entry that lacks any of them, by the entry's number.
@@ -111,7 +118,7 @@ class HeadTable:
         The most telling head is the strongest induction head, or without one the head that is most of its kind.
         """
         end = time.monotonic() + _PATIENCE_SECONDS
-        if self._missing:
+        if self._missing and not (self._waits is not None and self._waits()):
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
         names: dict[str, None] = {}
@@ -203,9 +210,14 @@ class HeadTable:
         return _MeasuredHeads(columns, measured)
 
     def step(self) -> bool:
-        """Compute the statistics of one head; return whether there are more."""
-        if not self._missing:
-            return False
+        """Compute the statistics of one head, in one thread at a time; return whether there are more."""
+        with self._computing:
+            if self._missing:
+                self._compute_next()
+            return bool(self._missing)
+
+    def _compute_next(self) -> None:
+        """Compute the statistics of one head."""
         number, wanted = next(iter(self._missing.items()))
         entry, parts = self._source.entries[number].entry, self._parts
         if entry.matrix is not None and len(parts) < entry.shape[1]:
@@ -218,7 +230,6 @@ class HeadTable:
             whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined_results, *parts), strict=True))
             self._found[number], self._parts = whole, []
             del self._missing[number]  # after the numbers: other threads look here
-        return bool(self._missing)
 
 
 def _wanted_statistics(atlas: Atlas, entry: Entry, all_cells: int) -> list[Statistic]:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from attlas.errors import AttlasError, RecordingError
-from attlas.recording import record
+from attlas.recording import Recording, record
 from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.streams import row_tensors
 from attlas.view.about import bytes_in_words
@@ -41,7 +41,9 @@ class TypedParts:
         self._reasons: WeakKeyDictionary[Atlas, Reason] = WeakKeyDictionary()  # why a text has no parts
         self._sizes: WeakKeyDictionary[Atlas, int] = WeakKeyDictionary()  # bytes of parts, the oldest text first
 
-    def record(self, model: nn.Module, count: int, run: Callable[[], Output], **options: Any) -> tuple[Atlas, Output]:
+    def record(
+        self, model: nn.Module, count: int, run: Callable[[], Output], **options: Any
+    ) -> tuple[Recording, Output]:
         """Return the recording of a pass of `count` tokens, with parts where that can be, and what `run` returned.
 
         Where parts are refused, the model runs again without them.
@@ -50,18 +52,39 @@ class TypedParts:
         if reason is None:
             self._make_room(self._bytes_per_token * count)
             try:
-                with record(model, parts=True, **options) as atlas:
+                recording = record(model, parts=True, **options)
+                with recording as atlas:
                     output = run()
             except (AttlasError, RuntimeError, MemoryError) as failed:  # the pass without parts says what else is wrong
                 reason, is_unknown = _reason_of(failed), isinstance(failed, RecordingError)
             else:
                 self._bytes_per_token, self._sizes[atlas] = _bytes_per_token(atlas), _bytes_of_parts(atlas)
-                return atlas, output
-        with record(model, values="norms", **options) as atlas:
+                return recording, output
+        recording = record(model, values="norms", **options)
+        with recording as atlas:
             output = run()
         self._reasons[atlas] = reason
         self._unknown = reason if is_unknown else self._unknown
-        return atlas, output
+        return recording, output
+
+    def may_grow(self, atlas: Atlas, count: int) -> bool:
+        """Return whether a text may grow to `count` tokens as it was recorded: its parts, if it has any, still fit.
+
+        The parts of the texts that were read first make room.
+        """
+        if atlas not in self._sizes:
+            return True
+        if self._refusal(count) is not None:
+            return False
+        self._make_room(self._bytes_per_token * count - self._sizes[atlas], grows=atlas)
+        return True
+
+    def grown(self, before: Atlas, after: Atlas) -> None:
+        """Note that a text goes on in another atlas: with parts, or without for the same reason."""
+        if before in self._sizes:
+            self._sizes[after] = _bytes_of_parts(after)
+        elif before in self._reasons:
+            self._reasons[after] = self._reasons[before]
 
     def release(self, atlas: Atlas) -> None:
         """Forget the parts of a text."""
@@ -89,12 +112,13 @@ class TypedParts:
             return [TOO_LARGE, bytes_in_words(size), bytes_in_words(MOST_BYTES)]
         return self._unknown
 
-    def _make_room(self, size: int) -> None:
-        """Forget the parts of the texts that were read first, until `size` further bytes fit."""
+    def _make_room(self, size: int, grows: Atlas | None = None) -> None:
+        """Forget the parts of the texts that were read first, but for one that `grows`, until `size` more bytes fit."""
         for atlas in list(self._sizes):
             if sum(self._sizes.values()) + size <= MOST_BYTES:
                 return
-            self.release(atlas)
+            if atlas is not grows:
+                self.release(atlas)
 
 
 def _reason_of(failed: Exception) -> Reason:

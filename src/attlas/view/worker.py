@@ -68,6 +68,11 @@ class Worker:
                 self._questions -= 1
                 self._change.notify_all()
 
+    def rest(self) -> None:
+        """Give up all jobs, after the step that is being done."""
+        with self._change:
+            self._jobs.clear()
+
     @property
     def closed(self) -> bool:
         """Whether no more work is done."""

@@ -6,6 +6,7 @@ import { t } from "../words/words.js";
 
 const POLL_INTERVAL = 200; // ms between two requests for the progress of the model
 const MANY_TOKENS = 10; // tokens that the second button writes
+const STANDING_INTERVAL = 50; // ms between two looks whether the page before is gone
 const LEAST_GROWTH = 400; // ms for which a page stands at least while tokens are written,
 const SHARE_OF_GROWTH = 2; // and how many times as long as the next one took to be built
 
@@ -27,6 +28,7 @@ export function mountReading(element, { store, transport, map, announce, uid, ro
   if (!reading || !reopen) return { destroy() {} };
   const [facts, rebuild] = [reading, reopen];
   let timer = 0;
+  let standingTimer = 0;
   let destroyed = false;
   let isAsked = false; // whether this page waits for a text of its own
   let isContinued = false; // whether that is the shown text with more tokens
@@ -122,22 +124,30 @@ export function mountReading(element, { store, transport, map, announce, uid, ro
   const isAtWork = () => isPressed || Boolean(root.querySelector("dialog[open]")) || Boolean(root.contains(document.activeElement) && document.activeElement?.matches("input:not([data-keep], [type=range], [type=checkbox])"));
   // While tokens are written, the page stands long enough to be used, and nothing is taken from the user's hand.
   const mayGrow = (/** @type {boolean} */ isWriting) => {
-    if (root.previousElementSibling?.matches(".attlas")) return false; // the page before still stands
+    return mayGrowFrom > 0 && !isAtWork() && (!isWriting || performance.now() >= mayGrowFrom);
+  };
+  // Once the page before is gone, this one stands, and it is known how long it took to be built.
+  const noteStanding = () => {
+    if (root.previousElementSibling?.matches(".attlas")) {
+      standingTimer = setTimeout(noteStanding, STANDING_INTERVAL);
+      return;
+    }
     const now = performance.now();
-    if (!mayGrowFrom) mayGrowFrom = now + Math.max(LEAST_GROWTH, SHARE_OF_GROWTH * (asked ? now - asked : 0));
+    mayGrowFrom = now + Math.max(LEAST_GROWTH, SHARE_OF_GROWTH * (asked ? now - asked : 0));
     asked = 0;
-    return !isAtWork() && (!isWriting || now >= mayGrowFrom);
   };
   const press = () => (isPressed = true);
   const release = () => (isPressed = false);
   root.addEventListener("pointerdown", press, true);
   for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, release, true);
   setBusy(false);
+  noteStanding();
   if (facts.text) pollStatus(); // a text of several steps may still be written
   return {
     destroy() {
       destroyed = true;
       clearTimeout(timer);
+      clearTimeout(standingTimer);
       root.removeEventListener("pointerdown", press, true);
       for (const end of ["pointerup", "pointercancel"]) window.removeEventListener(end, release, true);
       element.replaceChildren();
