@@ -109,11 +109,11 @@ function createPaths(getCellColour, { r0, r1, c0, c1 }, entry) {
   const width = c1 - c0;
   for (let r = 0; r < r1 - r0; r++) {
     const visibleColumns = entry.causal ? Math.min(width, Math.max(0, entry.first_query + r0 + r - entry.first_key - c0 + 1)) : width;
+    const colours = Array.from({ length: visibleColumns }, (_, c) => getCellColour(r * width + c));
     for (let c = 0; c < visibleColumns; ) {
-      const colour = getCellColour(r * width + c);
       let end = c + 1;
-      while (end < visibleColumns && getCellColour(r * width + end) === colour) end++;
-      paths.set(colour, `${paths.get(colour) ?? ""}M${c} ${r}h${end - c}v1h${c - end}z`);
+      while (end < visibleColumns && colours[end] === colours[c]) end++;
+      paths.set(colours[c], `${paths.get(colours[c]) ?? ""}M${c} ${r}h${end - c}v1h${c - end}z`);
       c = end;
     }
   }
