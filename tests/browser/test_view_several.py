@@ -263,6 +263,34 @@ def test_weights_that_may_be_negative_have_no_colour(browse: Any) -> None:
         browse.close()
 
 
+def test_lines_have_the_colour_of_their_head(browse: Any, url: str) -> None:
+    page = browse(f"{url}#e=0&h=0&s=1.0&o=0.1&m=colours&w=lines&r=60.5&c=60.5&z=3")
+    page.wait_for_selector(".lines line[data-hue='2']", state="attached")
+    lines = page.evaluate(
+        """[...document.querySelectorAll(".lines line")].map((line) => [
+          ...["query", "key", "hue"].map((name) => Number(line.dataset[name])), getComputedStyle(line).stroke])"""
+    )
+    first = page.evaluate("Number(document.querySelector('.lines-column button').title)")
+    for hue, back in enumerate((1, 20, 5)):  # queries of the window that look at a key of the window
+        pairs = {(i, j) for i, j, of, _ in lines if of == hue}
+        assert {(i, i - back) for i in range(max(back, 5), 64)} <= pairs
+        assert len({stroke for _, _, of, stroke in lines if of == hue}) == 1
+    assert len({stroke for *_, stroke in lines}) == 3
+    legend = page.locator(".lines-legend li").all_inner_texts()
+    assert legend == ["Layer 0, head 0", "Layer 1, head 0", "Layer 0, head 1"]
+    page.locator(".lines-column").first.locator("button").nth(40).hover()
+    until(page, "document.querySelector('.lines-says').textContent.includes('(1·0)')")
+    said = page.locator(".lines-says").text_content()
+    shares = r"9\d\S* % \(0·0\), 9\d\S* % \(1·0\), 9\d\S* % \(0·1\)"
+    assert re.fullmatch(rf"{shares} of the attention of query {first + 40} goes to these keys\.", said)
+    page.get_by_role("button", name="Compare").click()
+    page.locator(".hue-list button").nth(2).click()
+    until(page, "document.querySelectorAll('.lines line[data-hue=\"2\"]').length === 0")
+    page.locator(".hue-list button").nth(1).click()
+    until(page, "document.querySelectorAll('.lines line[data-hue]').length === 0")
+    assert page.locator(".lines-legend").is_hidden()
+
+
 def test_no_serious_fault(url: str, browse: Any, axe: str) -> None:
     page = browse(url, wait=READY)
     coloured = "#e=0&h=0&s=0.1&m=colours&o=1.0"

@@ -142,9 +142,10 @@ interface LineToken {
   side: Side;
   index: number;
 }
-/** The window whose weights are shown as lines; the positions are those of its first row and column. */
+/** The window whose weights are shown as lines, for each head; the positions are those of its first row and column. */
 interface ShownLines extends Region {
-  weights: Float32Array;
+  heads: HeadPlace[];
+  weights: Float32Array[];
   tokens: SideTokens;
   firstQuery: number;
   firstKey: number;
