@@ -54,6 +54,8 @@ def read_lines(file: Path, what: str) -> tuple[str, str]:
     """
     piped = str(file) == "-"
     name = "standard input" if piped else file.name
+    if piped and sys.stdin is None:
+        raise UsageError(f"{what} - needs an open standard input.", "it is closed", "cat FILE |")
     try:
         raw = sys.stdin.buffer.read() if piped else file.read_bytes()
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from typing import Any
 
@@ -33,9 +34,12 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         pictures.sheet(1, 1)  # without matplotlib, say so now
     atlas = open_folder(arguments.atlas)
     layer, head = layer_and_head(arguments.head, "--head")
+    rule = "--head must be a layer and one of its recorded heads."
+    if atlas.entries and layer not in atlas.layers():
+        other = atlas.entry(atlas.layers()[-1])
+        raise UsageError(rule, f"--head {arguments.head}", f"--head {other.layer}.{other.heads[0]}")
     entry = entry_of(atlas, layer)
     if head not in entry.heads:
-        rule = "--head must be a layer and one of its recorded heads."
         raise UsageError(rule, f"--head {arguments.head}", f"--head {entry.layer}.{entry.heads[0]}")
     cell = None if arguments.at is None else _cell(arguments.at, entry)
     if not atlas.parts:
@@ -46,6 +50,9 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         return
     query, key = cell
     at = query - entry.queries[0], key - entry.first_key
+    if entry.need_matrix().logits[0, entry.heads.index(head)][at] == -math.inf:
+        rule, found = "--at must be a query and a key that it may see.", f"--at {arguments.at}, which the mask hides"
+        raise UsageError(rule, found, f"--at {max(cell)},{min(cell)}")
     with terminal.step("computing"):
         told = summary(atlas, (entry.name, entry.call), head, cell=at, names=_names(atlas, entry))
     queries, keys = (texts[0] if texts else [] for texts in atlas.texts_of(entry))
