@@ -9,6 +9,7 @@ from typing import Any
 from attlas import pictures
 from attlas.cli.checks import check_target, layer_and_head
 from attlas.cli.files import entry_of, open_folder
+from attlas.cli.formatting import PART_OF_CHARACTER
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
 from attlas.heads.explanation.summary import map_summary, summary
@@ -112,7 +113,9 @@ def _names(atlas: Atlas, entry: Entry) -> dict[tuple[int, int], str]:
 
 def _quoted(texts: list[str], place: int) -> str:
     """Return the text of a token in quotation marks; its position where the text is not known."""
-    return f'"{texts[place]}"'.replace("\n", "↵") if place < len(texts) else f"token {place}"
+    if place < len(texts):
+        return f'"{texts[place]}"'.replace("\n", "↵") if texts[place] else PART_OF_CHARACTER
+    return f"token {place}"
 
 
 def _say(told: dict[str, Any], queries: list[str], keys: list[str], cell: tuple[int, int], terminal: Terminal) -> None:
