@@ -355,3 +355,13 @@ def test_numbers_of_an_axis_stand_where_they_say(low: float, high: float, log: b
     for at, text in zip(ax.get_xticks(), labels, strict=True):
         share = (place(float(text.replace(",", ""))) - place(low)) / (place(high) - place(low))
         assert at == pytest.approx(first + share * (last - first), abs=0.02 * (last - first))
+
+
+def test_a_broken_corpus_is_told_of_as_one(folder: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
+    broken = tmp_path / "broken.corpus"
+    shutil.copytree(folder, broken)
+    (broken / "config.json").write_text((broken / "config.json").read_text()[:200])
+    for command in ("picture", "report"):
+        assert "a whole corpus" in refusal(
+            command, broken, "-o", tmp_path / ("a.png" if command == "picture" else "a.html")
+        )

@@ -83,8 +83,13 @@ def is_corpus(folder: Path) -> bool:
         return True
     try:
         return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # a broken corpus is opened as one: the error then says so
+        return (folder / "heads.parquet").exists() and not (folder / "atlas.json").exists()
 
 
 def open_folder(folder: Path) -> Atlas:
