@@ -83,12 +83,8 @@ def is_corpus(folder: Path) -> bool:
         return True
     try:
         return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # a broken corpus is opened as one: the error then says so
+    except (OSError, ValueError, LookupError, TypeError):
+        # A broken corpus is opened as one: the error then says what it has.
         return (folder / "heads.parquet").exists() and not (folder / "atlas.json").exists()
 
 
