@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,31 @@ def test_maps_follow_the_page(theme: str, signed: bool) -> None:
         assert contrast(image.to_rgba(1.0)[:3], PAPER[theme]) > 7
         assert contrast(figure.axes[0].get_facecolor()[:3], PAPER[theme]) < 1.4  # where nothing may attend
         assert contrast(figure.axes[0].spines["left"].get_edgecolor()[:3], PAPER[theme]) > LEAST_CONTRAST
+
+
+@pytest.mark.parametrize("title", ["Head 0·0: which part of the query meets which of the key", "a long title " * 20])
+def test_all_words_of_a_small_map_lie_in_the_picture(title: str) -> None:
+    told = {"queries": [part("token", 1.0)], "keys": [part("token", 1.0)], "others": [0, 0], "table": [[1.0]]}
+    figure = pictures.why_map(told | {"total": 1.0}, title=title)
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    for text in figure.findobj(Text):
+        if text.get_text() and text.get_visible():
+            box = text.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= width, text.get_text()
+            assert 0 <= box.y0 < box.y1 <= height, text.get_text()
+
+
+def test_tokens_of_every_language_are_drawn_with_fonts_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no font has is a square: matplotlib warns of anything else, and warnings are errors here."""
+    tokens = ["你好", "🎉", "\U000e0001", "世界"]
+    figure = pictures.why(CELL, tokens, query=3, key=1, title=f"{tokens[3]} looks at {tokens[1]}: why?")
+    figure.draw_without_rendering()
+    asked: list[str] = []
+    module = importlib.import_module("attlas.pictures.why")  # attlas.pictures.why is the function
+    monkeypatch.setattr(module, "fonts_for_text", lambda text, *usual: asked.append(text) or ["monospace"])
+    pictures.why(CELL, tokens, query=3, key=1)
+    assert set("你好世界") <= set(asked[0])
 
 
 def test_a_theme_that_is_not_there_is_refused() -> None:

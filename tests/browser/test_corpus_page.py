@@ -156,6 +156,20 @@ def test_a_brush_selects_and_the_link_brings_it_back(show: Callable[..., Any], c
     assert listed(page) == {f"2·{head}" for head in range(6)}
 
 
+def test_the_focus_stays_in_the_intervals_of_the_texts(show: Callable[..., Any], corpora: list[Any]) -> None:
+    page = show(corpora[:1], "h=2.4")
+    group = page.get_by_role("group", name="Interval of the largest weight")
+    second = group.get_by_role("button").nth(1)
+    said = second.inner_text()
+    second.focus()
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.segmented [aria-pressed=true]:not(:first-child)') !== null")
+    assert page.evaluate("document.activeElement.innerText") == said
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.innerText").startswith("highest")
+
+
 def test_keys_lead_to_a_head_and_back(show: Callable[..., Any], corpora: list[Any]) -> None:
     page = show(corpora[:1])
     page.locator(".scatter-plot").focus()

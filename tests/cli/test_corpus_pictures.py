@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sysconfig
@@ -26,7 +27,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is in the extra `plot`")
 transformers = pytest.importorskip("transformers", reason="transformers is in the extra `hf`")
 
 from attlas.corpus import Corpus, Sample  # noqa: E402
-from attlas.pictures.scatter import KIND_COLOURS  # noqa: E402
+from attlas.pictures.scatter import KIND_COLOURS, Axis, Points, scatter  # noqa: E402
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 CHINESE = ["注意力", "机器", "学习", "的", "大语言模型推理能力评测基准数据集", "词元", "，", "“"]
@@ -338,3 +339,29 @@ def test_heads_that_are_not_there(
 ) -> None:
     assert f"found: {found}" in complaint(str(folder), "--card", *words)
     assert f"found: {found}" in complaint(str(folder), *words)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1000.1, 1001.9), (64.001, 64.004), (12345.0, 12347.0), (0.2, 0.9), (1, 90)])
+@pytest.mark.parametrize("log", [False, True])
+def test_numbers_of_an_axis_stand_where_they_say(low: float, high: float, log: bool) -> None:
+    """Heads of an untrained model are nearly alike: their numbers need more digits."""
+    axis = Axis("keys", [low, high], log)
+    figure = scatter(Points(axis, axis, ["0·0", "0·1"], ["local"] * 2, {"local": "red"}))
+    (ax,) = figure.axes
+    first, last = (float(place) for place in ax.collections[0].get_offsets()[:, 0])
+    place = math.log10 if log else float
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert len(labels) == len({*labels}) > 1
+    for at, text in zip(ax.get_xticks(), labels, strict=True):
+        share = (place(float(text.replace(",", ""))) - place(low)) / (place(high) - place(low))
+        assert at == pytest.approx(first + share * (last - first), abs=0.02 * (last - first))
+
+
+def test_a_broken_corpus_is_told_of_as_one(folder: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
+    broken = tmp_path / "broken.corpus"
+    shutil.copytree(folder, broken)
+    (broken / "config.json").write_text((broken / "config.json").read_text()[:200])
+    for command in ("picture", "report"):
+        assert "a whole corpus" in refusal(
+            command, broken, "-o", tmp_path / ("a.png" if command == "picture" else "a.html")
+        )

@@ -116,6 +116,10 @@ def test_an_example_names_no_earlier_copy_where_there_is_none() -> None:
 def test_the_example_of_one_key_says_where_it_is() -> None:
     tokens = ["The", "  ", "  ", " cat", " sat", "x" * 40]
     ids = torch.tensor([0, 1, 1, 2, 3, 4])
+    parts = ["<s>", "", "字", "", "字"]  # two characters, each in two tokens
+    told = attention_sentence(parts, torch.tensor([0, 1, 2, 1, 2]), 3, [2], [0.9])
+    assert told == 'After "<s>字" it attends to "字" (90 %), after an earlier copy of this token.'
+    assert "attends to a part of a character (90 %)" in attention_sentence(parts, None, 4, [3], [0.9])
     said = [attention_sentence(tokens, ids, 3, [key], [0.9]) for key in (3, 2, 1, 0)]
     assert said[0] == 'After "The cat" it attends to " cat" (90 %), the token itself.'
     assert [text.rpartition(", ")[2] for text in said[1:]] == [

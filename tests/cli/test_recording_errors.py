@@ -321,7 +321,10 @@ def test_a_pipe_in_the_place_of_a_file(numbers_only: Path, tmp_path: Path, compl
         (("--rows", "90:"), "picture: --rows 90:"),
         (("--columns", "a"), "picture: --columns a"),
         (("--size", "0"), "picture: --size 0"),
-        (("--rows", "3:9"), "picture: a recording of statistics only, with a picture of the whole matrix, --pool max"),
+        (
+            ("--rows", "3:9"),
+            "picture: a recording of statistics only, with a picture of the whole matrix, --pool max, --size 64",
+        ),
     ],
 )
 def test_pictures_of_what_is_not_there(

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import re
+import shutil
 import sys
 import timeit
 from pathlib import Path
@@ -197,6 +198,39 @@ def test_reads_a_pipe(model_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     atlas = attlas.load(out)
     assert "".join(atlas.tokens[1:]) == "def f(x):\n    return x\n" + "\ufeffdef f(x):\n    return x\n" * 3
     assert atlas.details["source"] == "standard input"
+
+
+def test_a_standard_input_that_is_closed_is_named(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it where the shell closed it
+    found = complaint("record", "--model", model_folder, "--text", "-", "-o", tmp_path / "p.atlas")
+    assert "it is closed" in str(found)
+    assert "it is closed" in str(complaint("corpus", model_folder, "-", "-o", tmp_path / "p.corpus"))
+
+
+def test_a_model_without_finite_weights_is_named(model_folder: Path, tmp_path: Path, complaint: Run) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(model_folder, broken)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.weight[0, 0] = torch.nan
+    model.save_pretrained(broken)
+    (tmp_path / "text.txt").write_text("def f(x):\n    return x\n" * 9)
+    found = complaint("record", "--model", broken, "--text", tmp_path / "text.txt", "-o", tmp_path / "a.atlas")
+    assert "NaN in layer 1" in str(found)
+    assert not (tmp_path / "a.atlas").exists()
+
+
+def test_a_kept_picture_has_the_size_that_it_has(model_folder: Path, tmp_path: Path, said: Run, refusal: Run) -> None:
+    (tmp_path / "text.txt").write_text("def f(x):\n    return x\n" * 9)
+    folder, picture = tmp_path / "a.atlas", tmp_path / "a.png"
+    given = ["record", "--model", model_folder, "--text", tmp_path / "text.txt", "--tokens", 90]
+    said(*given, "--keep", "statistics", "-o", folder)
+    size = attlas.load(folder).entry(0).statistics["picture"].shape[-1]
+    for more in ([], ["--layer", 1, "--head", 2]):
+        assert f"--size {size}" in refusal("picture", folder, *more, "--size", size // 2, "-o", picture)
+        said("picture", folder, *more, "--size", size, "-o", picture)
 
 
 def test_the_table_has_the_patterns_of_each_head(recorded: Path, said: Run) -> None:

@@ -214,7 +214,7 @@ def test_too_many_failures_end_the_run(model: torch.nn.Module, tmp_path: Path) -
     good, bad = [[1, 2, 3]] * 60, [[1, 99]] * 30
     with pytest.raises(attlas.RecordingError, match="small share") as error:
         attlas.corpus(model, good + bad, tmp_path / "out", failures=0.1)
-    assert "failed.jsonl" in str(error.value)
+    assert error.value.found.endswith("texts failed, the last one: token 99 is not one of the model's 12")
     unfinished = attlas.load(tmp_path / "out")
     assert unfinished.config["counts"]["texts"] == 60
     assert {row["reason"] for row in unfinished.failed()} == {"token 99 is not one of the model's 12"}

@@ -16,6 +16,7 @@ import attlas
 import attlas.huggingface
 import attlas.models
 from attlas import DtypeError, OutOfRangeError, RecordingError, ShapeError, heads
+from attlas.heads.explanation.logits import dot_of
 from attlas.interventions import RemovePart
 from attlas.nn import GPT2
 
@@ -122,6 +123,29 @@ def test_what_cannot_be_followed_is_said() -> None:
     assert "one part" in near.notes[0]
     assert "3 norms" in far.notes[0]
     assert "cap" in heads.explain(recorded("gemma2"), 1, 0, cell=(9, 4)).notes[0]
+
+
+@pytest.mark.parametrize("side", ["key", "query"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_prediction_is_that_of_the_logits_that_are_left(name: str, side: Any) -> None:
+    """Also under a cap: what it leaves of a logit depends on the logit."""
+    atlas = recorded(name)
+    dot = dot_of(atlas.entry(1))
+    for head in (0, 3):
+        why = heads.explain(atlas, 1, head, cell=(11, 4))
+        located = why._located
+        own = located.key if side == "key" else located.query
+        problem = located.A.softmax_weights.problem
+        q, k = problem.q[0, 0, 11].double(), problem.k[0, 0, :12].double()
+        for index, part in enumerate(own.parts):
+            x = own.one(index, torch.arange(12)).double()
+            products = dot.scale * ((k - x) @ q if side == "key" else k @ (q - x[11]))
+            logits = dot.cap * (products / dot.cap).tanh() if dot.cap else products
+            told = why.without(part.name, side)
+            assert told.logit == pytest.approx(float(logits[4]), abs=1e-5)
+            assert told.weight == pytest.approx(float(logits.softmax(0)[4]), abs=1e-5)
+            assert told.change == pytest.approx(told.logit - why.logit, abs=1e-6)
+            assert abs(told.logit) <= (dot.cap or float("inf"))
 
 
 def test_bands_of_a_rotary_embedding() -> None:

@@ -1,9 +1,13 @@
 """Where matrices are handed over: to whom, in which thread, at what cost."""
 
+import copy
+import pickle
 import threading
 from typing import Any
 
+import pytest
 import torch
+from tests.recording.conftest import two_layers
 from torch import nn
 
 import attlas
@@ -71,3 +75,27 @@ def test_nothing_is_left_in_a_compiled_graph() -> None:
     with subscribed(heard):
         torch.compile(step, backend=backend)(torch.zeros(2))
     assert len(heard.calls) == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"parts": True}, {"patch_sdpa": True}], ids=["plain", "parts", "sdpa"])
+def test_a_copy_made_in_a_block_is_not_recorded(settings: dict[str, Any]) -> None:
+    """As a running average or the best model so far, which trainers copy."""
+    model, ids = two_layers().eval(), torch.arange(7)[None]
+    with torch.no_grad(), attlas.record(model, **settings) as atlas:
+        model(ids)
+        copied = copy.deepcopy(model)
+        pickled = pickle.loads(pickle.dumps(model))
+        copied(ids)
+        pickled(ids)
+    assert [entry.layer for entry in atlas.entries] == [0, 1]
+    with torch.no_grad():
+        expected = model(ids).logits
+        for other in (copied, pickled):
+            torch.testing.assert_close(other(ids).logits, expected)
+            with attlas.record(other) as found:
+                other(ids)
+            assert len(found.entries) == 2
+            with attlas.intervene(other, attlas.interventions.Temperature(2.0)):
+                changed = copy.deepcopy(other)
+                assert not torch.allclose(other(ids).logits, expected)
+            torch.testing.assert_close(changed(ids).logits, expected)

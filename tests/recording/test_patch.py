@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas import stats
+from attlas.foundation.patching import replaced_everywhere
 from attlas.recording import patch, record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -266,3 +267,21 @@ def test_causal_calls_keep_keys_that_no_query_sees(m: int, n: int) -> None:
     assert atlas[0].shape == (1, 2, m, n)
     torch.testing.assert_close(atlas[0].to_dense(), weights)
     torch.testing.assert_close(atlas.entry(0).statistics["column_mass"], weights.sum(-2))
+
+
+def test_a_module_that_refuses_leaves_no_function_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(types.ModuleType):
+        """A module whose names cannot be set, as some packages have for their constants."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AttributeError(f"{name} is a constant")
+
+    own = functional.scaled_dot_product_attention
+    first, frozen = types.ModuleType("first"), Frozen("frozen")
+    vars(first)["attend"] = vars(frozen)["attend"] = own
+    monkeypatch.setitem(sys.modules, "first", first)
+    monkeypatch.setitem(sys.modules, "frozen", frozen)
+    with pytest.raises(AttributeError, match="is a constant"), replaced_everywhere({own: print}):
+        pass
+    assert first.attend is own
+    assert functional.scaled_dot_product_attention is own

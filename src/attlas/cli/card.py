@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from attlas import pictures
-from attlas.cli.formatting import percent
+from attlas.cli.formatting import PART_OF_CHARACTER, percent
 from attlas.cli.terminal import UsageError
 from attlas.heads import Head, Pattern
 from attlas.heads.classification import measure_entry
@@ -114,10 +114,15 @@ def attention_sentence(
     text = _quoted_line(_words_before(tokens, query))
     follow = ids is not None and all(key > 0 and ids[key - 1] == ids[query] for key in shown)
     if follow:
-        why = f"{'each ' if len(shown) > 1 else ''}after an earlier {_quoted_line(tokens[query])}"
+        why = f"{'each ' if len(shown) > 1 else ''}after {_earlier(tokens[query])}"
     else:
         why = _where(query, shown[0]) if len(shown) == 1 else ""
     return f"After {text} it attends to {', '.join([*words, *filter(None, [why])])}."
+
+
+def _earlier(text: str) -> str:
+    """Return words for an earlier copy of a token."""
+    return f"an earlier {_quoted_line(text)}" if text else "an earlier copy of this token"
 
 
 def _where(query: int, key: int) -> str:
@@ -141,6 +146,8 @@ def _words_before(tokens: Sequence[str], query: int) -> str:
 
 def _quoted_line(text: str) -> str:
     """Return text on one line, in quotation marks; the middle of a long one is left out."""
+    if not text:
+        return PART_OF_CHARACTER
     if len(text) > _CONTEXT_CHARACTERS:
         half = _CONTEXT_CHARACTERS // 2
         text = f"{text[: half - 1]}…{text[-half:]}"

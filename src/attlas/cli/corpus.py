@@ -17,7 +17,7 @@ import torch
 
 import attlas
 from attlas.cli.checks import check_least
-from attlas.cli.formatting import counted
+from attlas.cli.formatting import counted, plural
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.foundation.installation import install_command
@@ -121,8 +121,8 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     counts, model = corpus.config["counts"], corpus.config["model"]
     failed = f", {counts['failed']:,} failed" if counts["failed"] else ""
     terminal.prose(
-        f"{model['name']}, {len(corpus.heads)} heads over {counts['texts']:,} texts of "
-        f"{corpus.config['source']}, {counts['tokens']:,} tokens{failed}",
+        f"{model['name']}, {plural(len(corpus.heads), 'head')} over {plural(counts['texts'], 'text')} of "
+        f"{corpus.config['source']}, {plural(counts['tokens'], 'token')}{failed}",
         "bold",
         indent="",
     )

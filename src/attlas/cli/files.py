@@ -54,6 +54,8 @@ def read_lines(file: Path, what: str) -> tuple[str, str]:
     """
     piped = str(file) == "-"
     name = "standard input" if piped else file.name
+    if piped and sys.stdin is None:
+        raise UsageError(f"{what} - needs an open standard input.", "it is closed", "cat FILE |")
     try:
         raw = sys.stdin.buffer.read() if piped else file.read_bytes()
     except OSError as error:
@@ -82,7 +84,8 @@ def is_corpus(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")
     except (OSError, ValueError, LookupError, TypeError):
-        return False
+        # A broken corpus is opened as one: the error then says what it has.
+        return (folder / "heads.parquet").exists() and not (folder / "atlas.json").exists()
 
 
 def open_folder(folder: Path) -> Atlas:

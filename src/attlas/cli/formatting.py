@@ -13,6 +13,9 @@ from typing import Any
 from attlas.cli.terminal import Terminal
 from attlas.heads import Head
 
+#: What stands for the text of a token that has none of its own: its bytes are a part of a character.
+PART_OF_CHARACTER = "a part of a character"
+
 
 def secondary_patterns(head: Head) -> list[str]:
     """Return the patterns of a head after the first; for a mixed head, the nearest pattern."""

@@ -200,10 +200,12 @@ def _pooled_blocks(
     if not isinstance(kept, Tensor):
         fix = "attlas record --keep disk, or --statistics with picture among them"
         raise UsageError("a picture is made from queries and keys, or was recorded.", f"neither of {entry.name}", fix)
-    if (len(rows), len(columns)) != entry.shape[2:] or arguments.pool == "mean":
-        rule = "another window or pool is computed from queries and keys, and these were not kept."
-        found = "a recording of statistics only, with a picture of the whole matrix, --pool max"
-        raise UsageError(rule, found, "leave --rows, --columns and --pool out, or attlas record --keep disk")
+    size_kept = max(kept.shape[-2:])
+    has_other_size = arguments.size is not None and min(arguments.size, max(entry.shape[2:])) != size_kept
+    if (len(rows), len(columns)) != entry.shape[2:] or arguments.pool == "mean" or has_other_size:
+        rule = "another window, pool or size is computed from queries and keys, and these were not kept."
+        found = f"a recording of statistics only, with a picture of the whole matrix, --pool max, --size {size_kept}"
+        raise UsageError(rule, found, "leave --rows, --columns, --pool and --size out, or attlas record --keep disk")
     return ["max"] * len(heads), kept[0, list(heads)].float()
 
 

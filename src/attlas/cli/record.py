@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 import warnings
@@ -127,6 +128,7 @@ def record_text(
                 vocabulary = loaded.model.config.get_text_config().vocab_size
                 period = min(_MOST_BLOCK_TOKENS, (loaded.context or 2 * _MOST_BLOCK_TOKENS) // 2)
                 details["block"] = block_scores(loaded.model, vocabulary, period=period)
+            _check_finite(details["block"])
 
         def add_metadata(atlas: Atlas) -> None:
             """Add the metadata that the matrices do not contain."""
@@ -215,6 +217,14 @@ def _output_folder(out: Path) -> Iterator[Path]:
         folder = Path(beside) / out.name
         yield folder
         replace_folder(folder, out)
+
+
+def _check_finite(block: dict[str, Any] | None) -> None:
+    """Raise a UsageError where the weights of a head on the block of random tokens are no numbers."""
+    for layer, heads in enumerate([] if block is None else block["induction"]):
+        if not all(map(math.isfinite, heads)):
+            rule, fix = "the model must attend with finite weights.", "--dtype float32, or a model without NaN"
+            raise UsageError(rule, f"NaN in layer {layer}, and maybe in others", fix)
 
 
 @contextmanager

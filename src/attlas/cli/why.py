@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from typing import Any
 
 from attlas import pictures
 from attlas.cli.checks import check_target, layer_and_head
 from attlas.cli.files import entry_of, open_folder
+from attlas.cli.formatting import PART_OF_CHARACTER
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
 from attlas.heads.explanation.summary import map_summary, summary
@@ -33,9 +35,12 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         pictures.sheet(1, 1)  # without matplotlib, say so now
     atlas = open_folder(arguments.atlas)
     layer, head = layer_and_head(arguments.head, "--head")
+    rule = "--head must be a layer and one of its recorded heads."
+    if atlas.entries and layer not in atlas.layers():
+        other = atlas.entry(atlas.layers()[-1])
+        raise UsageError(rule, f"--head {arguments.head}", f"--head {other.layer}.{other.heads[0]}")
     entry = entry_of(atlas, layer)
     if head not in entry.heads:
-        rule = "--head must be a layer and one of its recorded heads."
         raise UsageError(rule, f"--head {arguments.head}", f"--head {entry.layer}.{entry.heads[0]}")
     cell = None if arguments.at is None else _cell(arguments.at, entry)
     if not atlas.parts:
@@ -46,6 +51,9 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         return
     query, key = cell
     at = query - entry.queries[0], key - entry.first_key
+    if entry.need_matrix().logits[0, entry.heads.index(head)][at] == -math.inf:
+        rule, found = "--at must be a query and a key that it may see.", f"--at {arguments.at}, which the mask hides"
+        raise UsageError(rule, found, f"--at {max(cell)},{min(cell)}")
     with terminal.step("computing"):
         told = summary(atlas, (entry.name, entry.call), head, cell=at, names=_names(atlas, entry))
     queries, keys = (texts[0] if texts else [] for texts in atlas.texts_of(entry))
@@ -105,7 +113,9 @@ def _names(atlas: Atlas, entry: Entry) -> dict[tuple[int, int], str]:
 
 def _quoted(texts: list[str], place: int) -> str:
     """Return the text of a token in quotation marks; its position where the text is not known."""
-    return f'"{texts[place]}"'.replace("\n", "↵") if place < len(texts) else f"token {place}"
+    if place < len(texts):
+        return f'"{texts[place]}"'.replace("\n", "↵") if texts[place] else PART_OF_CHARACTER
+    return f"token {place}"
 
 
 def _say(told: dict[str, Any], queries: list[str], keys: list[str], cell: tuple[int, int], terminal: Terminal) -> None:

@@ -249,6 +249,7 @@ class Run:
         self._first = 0 if before is None else before.first
         self._identities = array("Q")  # of all texts of the source
         self.tokens = self.texts = self.failed = 0
+        self._reason: object = ""  # why the last of those failed
         self._is_batch_complete = True  # no batch is half taken in
         self._limit, self._share = about["settings"]["texts"], 0.0
 
@@ -362,11 +363,13 @@ class Run:
             place = {"text": number, "source": text.source, "start": text.start}
             if text.ids is None:
                 self.failed += 1
+                self._reason = result
                 journal.line("failed", place | {"reason": result})
                 continue
             hashed = hash_of(text.ids, self.seed)
             if isinstance(result, str):
                 self.failed += 1
+                self._reason = result
                 journal.line("failed", place | {"reason": result, "hash": f"{hashed:016x}"})
                 continue
             self.tokens += len(text.ids)
@@ -397,8 +400,8 @@ class Run:
 
     def _too_many(self) -> None:
         """Raise the error that too many texts failed."""
-        rule, fix = "only a small share of the texts may fail.", "mend the source, or raise failures=."
-        found = f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it"
+        rule, fix = "only a small share of the texts may fail.", "mend the source or the model, or allow more failures."
+        found = f"{self.failed} of {self.texts} texts failed, the last one: {self._reason}"
         raise RecordingError(rule, found, fix, folder=str(self.folder), where="corpus()")
 
     def finish(self, failures: float) -> Corpus | None:
@@ -421,7 +424,8 @@ class Run:
             identities = np.frombuffer(self._identities, dtype=np.uint64)
             if KnownTexts.together([part.known for part in parts]).count(identities, self._first) < len(identities):
                 return False
-            self.failed = len(failed_rows(sources))
+            rows = failed_rows(sources)
+            self.failed, self._reason = len(rows), rows[-1]["reason"] if rows else ""
             self.texts = self.failed + sum(one.state.texts for one in sources if one.state is not None)
             if not self.texts:
                 raise ShapeError("there must be something to read.", "no text", "another source.", where="corpus()")

@@ -87,6 +87,8 @@ def documents(
         If there is no such column, or nothing to read.
     """
     if isinstance(source, str | Path) and str(source) == "-":
+        if sys.stdin is None:
+            raise FileError("the standard input must be open.", "it is closed", "cat FILE |")
         yield from _rows_of_lines(sys.stdin.buffer, "stdin", column)
     elif isinstance(source, str | Path):
         files = _files_and_names(source)

@@ -32,9 +32,9 @@ def replaced_everywhere(replacements: Mapping[Any, Callable[..., Any]]) -> Itera
         for name, value in list(vars(module).items())
         if id(value) in by_id
     ]
-    for module, name, _, ours in found:
-        setattr(module, name, ours)
     try:
+        for module, name, _, ours in found:
+            setattr(module, name, ours)
         yield
     finally:
         for module, name, own, ours in found:

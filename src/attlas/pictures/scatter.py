@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attlas.pictures.fonts import fonts_for_text, text_width, texts_in_fonts, wrapped
@@ -132,10 +133,16 @@ def _even_ticks(low: float, high: float, most: int) -> list[float]:
     return [round(k * step, 12) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _number(value: float) -> str:
-    """Return a number of an axis in digits."""
-    text = f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
-    return text.replace("-", "−")
+def _numbers(values: Sequence[float]) -> list[str]:
+    """Return the numbers of an axis in digits: as many as tell them apart, and name the places where they stand."""
+    step = min((b - a for a, b in pairwise(values)), default=1.0)
+    texts: list[str] = []
+    for digits in range(4, 16):
+        texts = [f"{value:,.0f}" if value == round(value) else f"{value:,.{digits}g}" for value in values]
+        read = [float(text.replace(",", "")) for text in texts]
+        if all(abs(a - b) < 0.01 * step for a, b in zip(read, values, strict=True)):
+            break
+    return [text.replace("-", "−") for text in texts]
 
 
 def scatter(points: Points, *, title: str = "") -> Figure:
@@ -222,15 +229,15 @@ def scatter_in(figure: Figure, box: Box, points: Points, *, font: float, radius:
     below = 3.3 * font
     height = box.height - legend - below
     up = y.ticks(max(2, round(height / (4.2 * font))))
-    left = 1.7 * font + max((text_width(_number(value), font, ["sans-serif"]) for value in up), default=0.0) + 4
+    left = 1.7 * font + max((text_width(text, font, ["sans-serif"]) for text in _numbers(up)), default=0.0) + 4
     width = box.width - left
     across = x.ticks(max(2, round(width / (6.5 * font))))
     inch = 72 * figure.get_size_inches()
     corner = (box.left + left) / inch[0], (box.bottom + below) / inch[1]
     ax = figure.add_axes((*corner, width / inch[0], height / inch[1]))
     ax.set(xlim=(0, width), ylim=(0, height))  # the axes count in points
-    ax.set_xticks([width * x.at(value) for value in across], [_number(value) for value in across])
-    ax.set_yticks([height * y.at(value) for value in up], [_number(value) for value in up])
+    ax.set_xticks([width * x.at(value) for value in across], _numbers(across))
+    ax.set_yticks([height * y.at(value) for value in up], _numbers(up))
     ax.tick_params(labelsize=font, labelcolor=SOFT, length=0, pad=3)
     ax.grid(color=LINE, linewidth=0.5)
     ax.set_axisbelow(True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
 from attlas.errors import ShapeError, public
+from attlas.pictures.fonts import fonts_for_text, texts_in_fonts, wrapped
 from attlas.pictures.maps import sheet
 from attlas.pictures.themes import Theme, ink_on, theme_named
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 _BARS = 6  # parts with a bar of their own
 _LEAST_WRITTEN = 0.05  # number of a table that is written into its cell
 _NEAR = 3  # tokens around each of the three that are shown
-_LETTER = 0.105  # inches of a letter of 11 points, in a font where all have one width
+_LETTER = 0.105  # inches of a letter of 11 points, in a font where all have one width, or two
+_TITLE = 12.0  # points of the letters of a title
+_EDGE = 0.1  # inches before it, and behind it
+_LEAST_WIDTH = 5.2  # inches of a table, whose words below it have room then
 
 
 @public("pictures.why()")
@@ -70,14 +75,15 @@ def why(
     source = sources[0]["at"] if sources and 0 <= sources[0]["at"] < len(tokens) else None
     shown = _shown([query, key, *([] if source is None else [source])], len(tokens))
     words = [_visible(tokens[place]) for place in shown]
-    wide = sum(_LETTER * len(word) + 0.18 for word in words) + 0.3 * _gaps(shown)
+    families = fonts_for_text("".join(words))
+    words = texts_in_fonts(words, families)
+    wide = sum(map(_width, words)) + 0.3 * _gaps(shown)
     figure = sheet(max(wide + 0.4, 8.5), 4.6)
     text, bars = figure.subplots(2, 1, height_ratios=(1.0, 1.35))
     colours.apply(figure)
-    _draw_text(text, shown, words, (query, key, source), summary, max(wide, 8.1), colours)
+    _draw_text(text, shown, words, (query, key, source), summary, max(wide, 8.1), colours, families)
     _draw_bars(bars, summary, colours)
-    if title:
-        text.set_title(title, loc="left", fontsize=12, color=colours.ink, parse_math=False)
+    _draw_title(figure, title, colours)
     return figure
 
 
@@ -118,7 +124,7 @@ def why_map(summary: Mapping[str, Any], *, title: str = "", theme: str = "light"
     table, (more_queries, more_keys) = summary["table"], summary["others"]
     rows, columns = _names(summary["queries"], more_queries), _names(summary["keys"], more_keys)
     largest = max((abs(value) for line in table for value in line), default=0.0) or 1.0
-    figure = sheet(3.2 + 0.62 * len(columns), 2.4 + 0.4 * len(rows))
+    figure = sheet(max(3.2 + 0.62 * len(columns), _LEAST_WIDTH), 2.4 + 0.4 * len(rows))
     ax = figure.subplots()
     colours.apply(figure)
     shades = colours.colormap()
@@ -137,9 +143,20 @@ def why_map(summary: Mapping[str, Any], *, title: str = "", theme: str = "light"
     ax.spines[:].set_visible(False)
     ax.set_ylabel("part of the query")
     ax.set_xlabel(f"part of the key; all sum to {summary['total']:+.1f}, in nats above equal weights")
-    if title:
-        ax.set_title(title, loc="left", fontsize=12, color=colours.ink, pad=14, parse_math=False)
+    _draw_title(figure, title, colours)
     return figure
+
+
+def _draw_title(figure: Figure, title: str, colours: Theme) -> None:
+    """Draw a title at the left edge of a figure, in as many lines as it needs."""
+    if not title:
+        return
+    families = fonts_for_text(title, "sans-serif")
+    (whole,) = texts_in_fonts([title], families)
+    width = figure.get_size_inches()[0]
+    lines = wrapped(whole, 72 * (width - 2 * _EDGE), _TITLE, families)
+    place: dict[str, Any] = {"x": _EDGE / width, "ha": "left", "family": families}
+    figure.suptitle("\n".join(lines), fontsize=_TITLE, color=colours.ink, parse_math=False, **place)
 
 
 def _names(parts: Sequence[Mapping[str, Any]], others: int) -> list[str]:
@@ -151,6 +168,11 @@ def _shown(places: Sequence[int], length: int) -> list[int]:
     """Return the places of the tokens near some others, ascending."""
     near = {at for place in places for at in range(place - _NEAR, place + _NEAR + 1)}
     return sorted(at for at in near if 0 <= at < length)
+
+
+def _width(word: str) -> float:
+    """Return how wide a token is drawn, in inches: some characters, as those of Chinese, are as wide as two."""
+    return _LETTER * sum(1 + (east_asian_width(character) in "WF") for character in word) + 0.18
 
 
 def _gaps(shown: Sequence[int]) -> int:
@@ -172,6 +194,7 @@ def _draw_text(
     summary: Mapping[str, Any],
     width: float,
     colours: Theme,
+    families: Sequence[str],
 ) -> None:
     """Draw the tokens with an arrow from the query to its key, and one from the key to the token its writer read."""
     query, key, source = places
@@ -184,9 +207,9 @@ def _draw_text(
             ax.text(x + 0.15, 0, "…", ha="center", va="center", color=colours.soft)
             x += 0.3
         back, ink = styles.get(place, ("none", colours.ink))
-        size = _LETTER * len(word) + 0.18
+        size = _width(word)
         box = {"boxstyle": "round,pad=0.2", "facecolor": back, "edgecolor": "none"}
-        ax.text(x + size / 2, 0, word, ha="center", va="center", family="monospace", fontsize=11, color=ink, bbox=box,
+        ax.text(x + size / 2, 0, word, ha="center", va="center", family=families, fontsize=11, color=ink, bbox=box,
                 parse_math=False)  # fmt: skip
         middles[place] = x + size / 2
         x, before = x + size, place

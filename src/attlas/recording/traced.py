@@ -141,10 +141,26 @@ class Hooks:
             handler: hooks of many modules save a call each.
         """
         function, handler = (call, self._own[name]) if direct is None else direct
-        hook = partial(_hook_function(function), name, self._slot, handler)
+        hook = _Hook(_hook_function(function), name, self._slot, handler)
         key, own = f"attlas {self._slot} {name}", list(modules)
         self._added.append((own, key))
         add_hooks(own, key, hook, before=when == "before", first=first, always=always)
+
+
+class _Hook(partial):  # type: ignore[type-arg]  # of what a hook returns
+    """A hook, which a copy of its module does not have: nobody records the copy, or takes its hooks off."""
+
+    def __reduce__(self) -> Any:
+        return _hook_of_copy, ()
+
+
+def _hook_of_copy() -> Callable[..., None]:
+    """Return what stands in a copy for the hook of a module."""
+    return _do_nothing
+
+
+def _do_nothing(*_: Any) -> None:
+    """Do nothing, as a hook."""
 
 
 def call(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, rest: Any = None) -> None:

@@ -331,7 +331,8 @@ class CellExplanation(PairTable):
         Notes
         -----
         The model itself computes its norms again: a smaller stream gets a larger scale, which gives back a share of the
-        logit. `attlas.interventions.RemovePart` does it in the model. Cost: the part at every key of the row.
+        logit. `attlas.interventions.RemovePart` does it in the model. A cap is applied to what is left of each logit:
+        it is not the factor that it counts as in the sums. Cost: the part at every key of the row.
         """
         located, (i, j) = self._located, self.cell
         own = located.side(side)
@@ -341,15 +342,17 @@ class CellExplanation(PairTable):
         problem = located.A.softmax_weights.problem
         if side == "key":
             part = own.one(index, located.places("key", keys.tolist()))
-            lost = self.factor * part @ problem.q[0, 0, i].to(part)
+            lost = part @ problem.q[0, 0, i].to(part)
         else:
             part = own.one(index, located.places("query", [i]))[0]
-            lost = self.factor * problem.k[0, 0, keys].to(part) @ part
+            lost = problem.k[0, 0, keys].to(part) @ part
+        products = problem.k[0, 0, keys].double() @ problem.q[0, 0, i].double()
+        changes = self._terms.change(products, lost)
         weights = located.A[i, keys].double()
-        shifted = (weights.clamp_min(1e-300).log() - lost.double()).where(weights > 0, -torch.inf)
+        shifted = (weights.clamp_min(1e-300).log() + changes).where(weights > 0, -torch.inf)
         sink = (1 - weights.sum()).clamp_min(0.0)  # what a sink takes
         total = torch.logaddexp(shifted.logsumexp(0), sink.log())
-        change = -float(lost[at])
+        change = float(changes[at])
         return Prediction(self.logit + change, float((shifted[at] - total).exp()), change)
 
     def __repr__(self) -> str:

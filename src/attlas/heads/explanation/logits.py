@@ -28,6 +28,8 @@ class Terms(NamedTuple):
         What is added to it; None where nothing is.
     cap : float
         The cap of the score, 0 for none.
+    scale : float
+        What the dot product is multiplied with before the cap.
     """
 
     logit: float
@@ -35,6 +37,15 @@ class Terms(NamedTuple):
     factor: float
     bias: float | None
     cap: float
+    scale: float
+
+    def change(self, products: Tensor, lost: Tensor) -> Tensor:
+        """Return by how much logits change where dot products of queries and keys lose a part of them."""
+        if not self.cap:
+            return -self.factor * lost.double()
+        before = self.scale * products.double()
+        left = before - self.scale * lost.double()
+        return self.cap * ((left / self.cap).tanh() - (before / self.cap).tanh())
 
 
 def dot_of(entry: Entry) -> Dot:
@@ -78,7 +89,7 @@ def terms_of(A: AttentionMatrix, entry: Entry, dot: Dot, i: int, j: int) -> Term
         capped = dot.cap * float(torch.tanh(torch.tensor(product / dot.cap, dtype=torch.float64)))
         factor, product = (capped / plain if plain else dot.scale), capped
     bias = logit - product if adds_to_products(A, dot) else None
-    return Terms(logit, float(A[i, j]), factor, bias, dot.cap)
+    return Terms(logit, float(A[i, j]), factor, bias, dot.cap, dot.scale)
 
 
 def adds_to_products(A: AttentionMatrix, dot: Dot) -> bool:

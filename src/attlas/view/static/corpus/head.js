@@ -177,7 +177,10 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
       return bounds ? `${formatNumber(bounds[0], 3)}–${formatNumber(bounds[1], 3)}` : String(interval);
     };
     const options = intervals.map((interval, k) => ({ value: interval, text: k === 0 ? t("highest {0}", formatRange(interval)) : formatRange(interval), title: t("Texts whose largest weight is in interval {0} of {1}", interval, corpus.intervals) }));
-    const pick = createSegmented(t("Interval of the largest weight"), options, (interval) => store.set({ interval }));
+    const pick = createSegmented(t("Interval of the largest weight"), options, (interval) => {
+      store.set({ interval });
+      /** @type {HTMLElement | null} */ (textsElement.querySelector('.segmented [aria-pressed="true"]'))?.focus();
+    });
     pick.set(now);
     const list = make("div", { class: "samples" });
     textsElement.replaceChildren(
