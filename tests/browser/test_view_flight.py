@@ -169,7 +169,7 @@ def frames(browse: Any, film: bytes) -> dict[str, Any]:
           const canvas = new OffscreenCanvas(320, 160);
           const context = canvas.getContext("2d", { willReadFrequently: true });
           const [frames, tones] = [[], []];
-          for (const time of [seconds, 0.5, 0.5 * seconds]) { // the end is there; a step back is decoded from the start on
+          for (const time of [seconds, 0.5, 0.5 * seconds]) { // the end is there already
             if (time !== seconds) {
               video.currentTime = time;
               await new Promise((done) => { video.onseeked = done; });

@@ -125,6 +125,18 @@ def test_what_cannot_be_followed_is_said() -> None:
     assert "cap" in heads.explain(recorded("gemma2"), 1, 0, cell=(9, 4)).notes[0]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bloom"])
+def test_above_the_mean_of_its_row_is_what_the_logits_say(name: str) -> None:
+    """Also under a cap, which leaves less of large logits than of small ones."""
+    atlas = recorded(name)
+    for head, cell in ((0, (9, 4)), (2, (11, 0))):
+        above = heads.explain(atlas, 1, head, cell=cell).relative()
+        row = atlas[1][0, head].logits.to_dense()[cell[0]].double()
+        expected = float(row[cell[1]] - row[row > -torch.inf].mean())
+        assert above.logit == pytest.approx(expected, abs=1e-6)
+        assert float(above.table.sum()) == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("side", ["key", "query"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_a_prediction_is_that_of_the_logits_that_are_left(name: str, side: Any) -> None:

@@ -14,7 +14,7 @@ from attlas.heads.explanation.logits import Terms, allowed_keys
 from attlas.heads.explanation.parts import Part, Side
 from attlas.heads.explanation.table import PairTable, with_bias
 
-_CAP = "the cap of the score counts as a factor, which has the value that it has at this cell"
+_CAP = "the cap of the score counts as a factor, of which each cell has its own"
 
 
 @dataclass(frozen=True)
@@ -202,26 +202,29 @@ class CellExplanation(PairTable):
 
         Notes
         -----
-        Cost: one pass over what the layers wrote, n · d products for each part. With a cap, the factor of this cell
-        stands for that of all cells; the logit minus its mean is then that of the scores times the factor.
+        Cost: one pass over what the layers wrote, n · d products for each part. With a cap, each key has the factor of
+        its own cell, so that the sum stays exact; what is the same for all keys is then not 0.
         """
         located, (i, j) = self._located, self.cell
         keys = allowed_keys(located.A, i)
         places = located.places("key", keys.tolist())
         at = int((keys == j).nonzero())
+        problem, terms = located.A.softmax_weights.problem, self._terms
+        products = problem.k[0, 0, keys].double() @ problem.q[0, 0, i].double()
+        factors = terms.factors(products)
         rows = []
         for _, x in located.key.each(places):
-            x = x - x[:, :1]  # a part that is equal in all rows is exactly 0
+            if terms.cap:
+                x = x * factors.to(x)[:, None]
+            else:
+                x = terms.factor * (x - x[:, :1])  # a part that is equal in all rows is exactly 0
             rows.append(x[:, at] - x.mean(1))
         q = located.query.at(located.places("query", [i]))[:, 0]
-        table = self.factor * q @ torch.cat(rows).mT
+        table = q @ torch.cat(rows).mT
         logits = located.A.logits[i, keys].double()
-        problem, terms = located.A.softmax_weights.problem, self._terms
-        products = self.factor * (problem.k[0, 0, keys].double() @ problem.q[0, 0, i].double())
-        own = products if terms.cap else logits
-        relative, bias = float(own[at] - own.mean()), terms.bias
+        relative, bias = float(logits[at] - logits.mean()), terms.bias
         if bias is not None:
-            added = own - products
+            added = logits - factors * products
             bias = float(added[at] - added.mean())
         return CellExplanation(located, i, j, terms._replace(logit=relative, bias=bias), with_bias(table, bias))
 

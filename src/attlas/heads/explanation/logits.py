@@ -39,6 +39,13 @@ class Terms(NamedTuple):
     cap: float
     scale: float
 
+    def factors(self, products: Tensor) -> Tensor:
+        """Return the factor of each dot product of a query and a key: a cap leaves less of large ones."""
+        if not self.cap:
+            return torch.full_like(products, self.scale)
+        capped = self.cap * (self.scale * products / self.cap).tanh()
+        return torch.where(products == 0, self.scale, capped / products)
+
     def change(self, products: Tensor, lost: Tensor) -> Tensor:
         """Return by how much logits change where dot products of queries and keys lose a part of them."""
         if not self.cap:
