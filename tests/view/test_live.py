@@ -37,7 +37,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
         export_live(file, image="card.png")
     (tmp_path / "a.html").write_text("<p>hello", "utf-8")
     (tmp_path / "half.html").write_text('<script type="application/json" id="attlas-data">{"packed":', "utf-8")
-    for name, words in (("a.html", "exported"), ("half.html", "can be read"), ("none.html", "can be read")):
+    export_live(tmp_path / "empty.html")
+    for name, words in (
+        ("a.html", "exported"),
+        ("empty.html", "exported"),
+        ("half.html", "can be read"),
+        ("none.html", "can be read"),
+    ):
         with pytest.raises(RecordingError, match=words):
             export_live(file, holds=tmp_path / name)
     assert not file.exists()

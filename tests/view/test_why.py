@@ -68,6 +68,12 @@ def test_has_the_numbers_of_the_explanation(recorded: Atlas) -> None:
         assert asked(service, entry=2, head="mean", i=i, j=j) == (
             409, {"error": "the mean of heads has no logits; choose one head"}
         )  # fmt: skip
+        rollout = len(service.source.entries) - 1
+        assert service.source.entries[rollout].entry.kind == "rollout"
+        assert asked(service, entry=rollout, head=1, i=i, j=j) == (
+            409, {"error": "a product of layers has no logits; choose a head of a layer"}
+        )  # fmt: skip
+        assert service.answer("why_map", {"entry": str(rollout), "head": "1"}).status == 409
         assert asked(service, entry=2, head=4, i=N, j=0)[0] == 404
         assert service.source.info["entries"][2]["parts"] is True
     finally:

@@ -16,6 +16,7 @@ _TITLE = "Attention, opened in the browser"
 _WORDS = "Every cell of a recording of attention, from the whole matrix down to two words, without an installation."
 
 _HELD = '<script type="application/json" id="attlas-data">'  # behind it stands what a page holds, up to the next "<"
+_HOLDING = {"packed", "answers"}  # what a page of a recording holds, and that of a corpus
 _MADE_BY = "attlas report run.atlas -o page.html writes one."
 
 
@@ -113,6 +114,6 @@ def _contents_of_page(page: Path) -> dict[str, Any]:
         data = json.loads(rest.partition("<")[0]) if mark else None
     except (OSError, ValueError) as error:
         raise RecordingError("the page must be one that can be read.", str(error), _MADE_BY, path=str(page)) from error
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or not _HOLDING & data.keys():
         raise RecordingError("the page must be one that attlas has exported.", str(page), _MADE_BY, path=str(page))
     return data

@@ -33,7 +33,7 @@ def why(
     Raises
     ------
     QuestionError
-        If the recording has no parts, or it is the mean of several heads.
+        If the recording has no parts, or it is the mean of several heads or a rollout.
     """
     head = _explained_head(shown, place, wanted)
     entry = shown.entry
@@ -59,10 +59,12 @@ def _explained_head(shown: Shown, place: Place, wanted: Wanted) -> int:
     Raises
     ------
     QuestionError
-        If the recording has no parts, or it is the mean of several heads.
+        If the recording has no parts, or it is the mean of several heads or a rollout.
     """
     if not isinstance(place.head, int):
         raise QuestionError(409, "the mean of heads has no logits; choose one head")
+    if shown.entry.kind == "rollout":
+        raise QuestionError(409, "a product of layers has no logits; choose a head of a layer")
     if not shown.atlas.parts:
         raise QuestionError(409, NO_PARTS)
     check_wanted(wanted)
