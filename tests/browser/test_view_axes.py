@@ -196,6 +196,7 @@ def test_the_pinned_cell_stays_free(browse: Any, address: str, corner: tuple[int
     x = stage["x"] + (corner[0] + stage["width"] if corner[0] < 0 else corner[0] + 110)
     y = stage["y"] + (corner[1] + stage["height"] if corner[1] < 0 else corner[1] + 70)
     page.keyboard.press("m")  # out of the way of the click
+    page.locator(".minimap").wait_for(state="hidden")
     page.mouse.click(x, y)
     until(page, "/pin=/.test(location.hash)")
     page.keyboard.press("m")

@@ -196,6 +196,29 @@ def test_a_film_can_be_given_up(browse: Any, address: str) -> None:
     assert page.locator(".attlas-filmed").count() == 0
 
 
+def test_nothing_is_played_before_it_is_known_where_the_flight_goes(browse: Any, address: str) -> None:
+    waiting: list[Any] = []
+
+    def wait(route: Any) -> None:
+        waiting.append(route)
+
+    page = browse(f"{address}#e=1&h=0")
+    until(page, "document.querySelectorAll('.thumb.drawn').length > 0")
+    page.route("**/api/row*", wait)
+    page.keyboard.press("f")
+    page.wait_for_selector(".flight:not([hidden])")
+    play, slider = page.locator(".flight button").first, page.locator(".flight input")
+    assert play.is_disabled()
+    assert slider.is_disabled()
+    assert slider.input_value() == "0"
+    page.wait_for_timeout(100)
+    assert waiting
+    for route in waiting:
+        route.continue_()
+    until(page, "!document.querySelector('.flight input').disabled")
+    assert play.is_enabled()
+
+
 @pytest.mark.parametrize("width", [390, 1024, 1280])
 @pytest.mark.parametrize("language", ["en-US", "zh-CN"])
 def test_the_bar_fits_and_is_translated(width: int, language: str, browse: Any, address: str) -> None:

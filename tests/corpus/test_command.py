@@ -77,7 +77,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     told = capsys.readouterr().out
     assert "All heads over 2 texts" in told
     assert "heads.html" in told
-    assert len(attlas.load(tmp_path / "corpus").heads) == 24
+    assert len(attlas.load(tmp_path / "stdlib.corpus").heads) == 24
     assert {"info", "head:0:0", "head:0:23", "sample:0:23:0"} <= data_of(tmp_path / "heads.html")["answers"].keys()
 
 

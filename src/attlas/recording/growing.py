@@ -53,7 +53,7 @@ class GrowingTensor:
         written = self._marks
         if self._copies is not None:
             self._marks = self._copies.marks
-        if not self.parts:
+        if self._first is None and self._tail is None and not self._stored:
             # `_keep` moves it to where parts are kept.
             self._first = self._keep(t)
             return

@@ -34,7 +34,7 @@ export function mountFlight(element, { store, transport, map, texts, announce, r
   const playButton = make("button", { type: "button", class: "icon" });
   const endButton = make("button", { type: "button", class: "icon", title: t("End the flight  Esc"), "aria-label": t("End the flight") }, "×");
   const [title, says] = [make("b"), make("span")];
-  const slider = make("input", { type: "range", min: 0, step: 0.05, "aria-label": t("Seconds of the flight") });
+  const slider = make("input", { type: "range", min: 0, step: 0.05, value: 0, "aria-label": t("Seconds of the flight") });
   const bar = make("div", { class: "flight", role: "group", "aria-label": t("Flight"), hidden: true }, playButton, make("p", { class: "flight-says" }, title, " ", says), slider, endButton);
   element.after(bar);
 
@@ -183,12 +183,14 @@ export function mountFlight(element, { store, transport, map, texts, announce, r
     element.inert = isRecording; // a hand on the map would be in the film
     root.classList.toggle("attlas-filmed", isRecording);
     playButton.hidden = slider.hidden = isRecording;
+    playButton.disabled = slider.disabled = true; // until it is known where it goes
     if (!mode) return;
     const controller = (opened = new AbortController());
     try {
       stops = await fetchStops({ store, transport, texts }, controller.signal);
       await new Promise(requestAnimationFrame); // the bar has taken its room from the map
       if (controller.signal.aborted) return;
+      playButton.disabled = slider.disabled = false;
       if (isRecording) await recordWide(controller.signal);
       else await play(motion.matches);
     } catch (error) {
