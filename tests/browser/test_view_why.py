@@ -94,6 +94,20 @@ def test_accessible_and_nothing_is_cut(show: Callable[..., Any], axe: str, width
     assert line <= 0  # all three tokens are in view
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_tools_of_the_map_fit_beside_its_panes(show: Callable[..., Any], language: str) -> None:
+    page = show(f"e=2&h=4&lang={language}")
+    for width in (720, 768, 820, 834, 1024, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(60)
+        tools, head, last = (
+            page.locator(each).bounding_box()
+            for each in (".map-tools", ".middle-head", ".map-tools button:visible >> nth=-1")
+        )
+        assert tools["x"] >= head["x"], width
+        assert last["x"] + last["width"] <= head["x"] + head["width"], width
+
+
 def test_in_chinese(show: Callable[..., Any]) -> None:
     page = show(f"{CELL}&panel=why&lang=zh")
     until(page, OPENED)
