@@ -159,10 +159,9 @@ def test_tokens_that_no_page_will_show_get_no_page(monkeypatch: pytest.MonkeyPat
         assert table["progress"] == 1
 
 
-def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED", 0)
-    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED_MEANWHILE", 0)
-    monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
+@contextmanager
+def half_written() -> Iterator[tuple[ReadingService, threading.Event]]:
+    """Let a model write six tokens, each a version of its own, and wait behind the first until the event is set."""
     model, go = MODELS["llama"](), threading.Event()
     go.set()
     with opened(model) as service:
@@ -172,13 +171,21 @@ def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest
         while told(service)["tokens"] == 45:
             pass
         go.clear()
+        yield service, go
+        hook.remove()
+
+
+def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED", 0)
+    monkeypatch.setattr("attlas.view.reading._MOST_MEASURED_MEANWHILE", 0)
+    monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
+    with half_written() as (service, go):
         key = told(service, "info")["key"]
         for _ in range(5):
             assert told(service, "heads", v=key)["progress"] == 0
             time.sleep(0.05)
         go.set()
         assert finished(service)["error"] == ""
-        hook.remove()
         end = time.monotonic() + 60
         for each in (told(service)["key"], key):  # a page that still shows the one before asks on
             while told(service, "heads", v=each)["progress"] < 1:
@@ -188,21 +195,12 @@ def test_statistics_of_a_longer_text_wait_for_its_last_token(monkeypatch: pytest
 
 def test_statistics_of_a_short_text_come_with_what_a_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.view.reading._GROWTH_SECONDS", 0.0)
-    model, go = MODELS["llama"](), threading.Event()
-    go.set()
-    with opened(model) as service:
-        wrote(service, TEXT, 1)
-        hook = model.register_forward_pre_hook(lambda *_: go.wait(60) and None)
-        service.post("read", {"text": None, "more": 6, "of": 1})
-        while told(service)["tokens"] == 45:
-            pass
-        go.clear()
+    with half_written() as (service, go):
         table = told(service, "heads", v=told(service, "info")["key"])
         assert table["progress"] == 1
         assert all(row["values"]["entropy"] is not None for row in table["rows"])
         go.set()
         assert finished(service)["error"] == ""
-        hook.remove()
 
 
 def test_stop_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,15 +87,14 @@ def evidence_of_kind(kind: Pattern, share: float) -> str:
 def example_sentence(tokens: Sequence[str], ids: Tensor | None, entry: Entry, head: Head, query: int) -> str:
     """Return a sentence with the keys that get most of a query's weight."""
     top, index = entry.statistics["top_k"], entry.heads.index(head.head)
-    weights = top.values[0, index, query, :_EXAMPLE_KEYS].tolist()
-    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLE_KEYS]]
+    keys, weights = (each[0, index, query].tolist() for each in (top.indices, top.values))
     return attention_sentence(tokens, None if ids is None else ids[0], query, keys, weights)
 
 
 def attention_sentence(
     tokens: Sequence[str], ids: Tensor | None, query: int, keys: Sequence[int], weights: Sequence[float]
 ) -> str:
-    """Return a sentence with the keys of a query and their weights, the largest first; small ones are left out.
+    """Return a sentence with a few keys of a query and their weights, the largest first; small ones are left out.
 
     Parameters
     ----------
@@ -109,6 +108,7 @@ def attention_sentence(
     keys, weights : sequence
         Places of the keys, and their weights.
     """
+    keys, weights = keys[:_EXAMPLE_KEYS], weights[:_EXAMPLE_KEYS]
     shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST_SHOWN_WEIGHT] or keys[:1]
     words = [f"{_quoted_line(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
     text = _quoted_line(_words_before(tokens, query))

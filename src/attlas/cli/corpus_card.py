@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # a command that opens no corpus loads no pyarrow
     from attlas.corpus import Corpus, Sample
 
 _OTHER_COLOUR = "#f0d9a8"  # of a kind that this attlas does not know
-_EXAMPLE_KEYS = 3  # keys that the example shows
 _LEAST_WEIGHT = 0.05  # of the cell that is the example
 _NEAR_BEST = 0.8  # share of the largest weight from which on words are preferred to other tokens
 _CONTEXT = 8  # tokens before a query that should be readable
@@ -199,7 +198,7 @@ class _Story:
             return ""
         sample, query, _ = max(good, key=lambda place: (_clarity(place[0], place[1]), place[2]))
         kept = sample.keys[query] >= 0
-        keys, weights = (rows[query][kept][:_EXAMPLE_KEYS].tolist() for rows in (sample.keys, sample.weights))
+        keys, weights = (rows[query][kept].tolist() for rows in (sample.keys, sample.weights))
         return attention_sentence(sample.tokens, torch.tensor(sample.ids), query, keys, weights)
 
     # ---------------------------------------------------------------------------------------------------- the points

@@ -102,8 +102,13 @@ def application(
             raise HTTPException(404)
         return RedirectResponse(f"/{token}/", 303)
 
-    async def closed_style(request: Request) -> Response:
-        return FileResponse(static.lookup_path("closed/style.css")[0])
+    def file(name: str) -> Callable[[Request], Awaitable[Response]]:
+        """Return what answers with a file of the page."""
+
+        async def answer(request: Request) -> Response:
+            return FileResponse(static.lookup_path(name)[0])
+
+        return answer
 
     def http_error(request: Request, error: Any) -> Response:
         """Answer an error; a person who follows the link of a closed viewer gets a page, with how to come back."""
@@ -120,18 +125,14 @@ def application(
         Mount("/", static),
     ]
     if isinstance(service, CorpusService):
-
-        async def corpus(request: Request) -> Response:
-            return FileResponse(static.lookup_path("corpus.html")[0])
-
         start = Route("/corpus/boot.js", _script("corpus/boot"))
-        page = [Route("/", corpus), start, Mount("/text/{text:int}", routes=page), *page]
+        page = [Route("/", file("corpus.html")), start, Mount("/text/{text:int}", routes=page), *page]
     return Starlette(
         routes=[
             Route("/open/{ticket}", open_ticket),
             # The page at the address of a closed viewer needs no token.
             Route("/closed/boot.js", _script("closed/boot")),
-            Route("/closed/style.css", closed_style),
+            Route("/closed/style.css", file("closed/style.css")),
             Mount(f"/{token}", routes=page, middleware=[Middleware(SameOrigin)]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_HOSTS, www_redirect=False)],

@@ -153,10 +153,10 @@ def styles(*further: str) -> str:
     return "\n".join(_text_of_file(name) for name in (*_STYLE_FILES, *further))
 
 
-def _translations_statement() -> str:
-    """Return the statement with which a script takes the translations, of which a server has one file a language."""
+def _translated_script(start: str) -> str:
+    """Return a module and what it imports as one script that takes the translations."""
     texts = ", ".join(f"{language}: {_text_of_file(f'words/{language}.json').strip()}" for language in _OTHER_LANGUAGES)
-    return f"$words_words.setTranslations({{ {texts} }});\n"
+    return f"{script(f'{start}.js')}\n$words_words.setTranslations({{ {texts} }});\n"
 
 
 def widget_module() -> str:
@@ -172,7 +172,7 @@ def widget_module() -> str:
     >>> bundle.widget_module().splitlines()[-1]
     'export default { render: $widget.render };'
     """
-    return f"{script('widget.js')}\n{_translations_statement()}\nexport default {{ render: $widget.render }};\n"
+    return f"{_translated_script('widget')}\nexport default {{ render: $widget.render }};\n"
 
 
 @cache
@@ -194,7 +194,7 @@ def served_script(start: str = "boot") -> str:
     >>> bundle.served_script("corpus/boot").splitlines()[-1]
     '$corpus_boot.startPage();'
     """
-    return f"{script(f'{start}.js')}\n{_translations_statement()}\n{_constant_of_module(start)}.startPage();\n"
+    return f"{_translated_script(start)}\n{_constant_of_module(start)}.startPage();\n"
 
 
 @cache
@@ -219,8 +219,9 @@ def offline_page(start: str = "offline") -> str:
     >>> page.count(bundle.DATA), "connect-src" in page, "http:" in page.replace("http://www.w3.org", "")
     (2, False, False)
     """
-    modules = f"{script(f'{start}.js')}\n{_translations_statement()}"
-    code = f'(() => {{\n"use strict";\n{modules}\n{_constant_of_module(start)}.startOffline();\n}})();\n'
+    code = (
+        f'(() => {{\n"use strict";\n{_translated_script(start)}\n{_constant_of_module(start)}.startOffline();\n}})();\n'
+    )
     style = styles(*_OFFLINE_PAGES[start])
     if "</script" in code.lower() or "</style" in style.lower() or DATA in code.replace(f'"{DATA}"', ""):
         raise _bundle_error("no file may hold what ends it within a page.", "</script, </style or the mark of the data")

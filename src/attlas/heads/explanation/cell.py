@@ -209,8 +209,7 @@ class CellExplanation(PairTable):
         keys = allowed_keys(located.A, i)
         places = located.places("key", keys.tolist())
         at = int((keys == j).nonzero())
-        problem, terms = located.A.softmax_weights.problem, self._terms
-        products = problem.k[0, 0, keys].double() @ problem.q[0, 0, i].double()
+        terms, products = self._terms, self._products(keys)
         factors = terms.factors(products)
         rows = []
         for _, x in located.key.each(places):
@@ -227,6 +226,11 @@ class CellExplanation(PairTable):
             added = logits - factors * products
             bias = float(added[at] - added.mean())
         return CellExplanation(located, i, j, terms._replace(logit=relative, bias=bias), with_bias(table, bias))
+
+    def _products(self, keys: Tensor) -> Tensor:
+        """Return the dot products of the query with some keys, in float64."""
+        problem = self._located.A.softmax_weights.problem
+        return problem.k[0, 0, keys].double() @ problem.q[0, 0, self.cell[0]].double()
 
     @torch.no_grad()
     @public("bands()")
@@ -349,8 +353,7 @@ class CellExplanation(PairTable):
         else:
             part = own.one(index, located.places("query", [i]))[0]
             lost = problem.k[0, 0, keys].to(part) @ part
-        products = problem.k[0, 0, keys].double() @ problem.q[0, 0, i].double()
-        changes = self._terms.change(products, lost)
+        changes = self._terms.change(self._products(keys), lost)
         weights = located.A[i, keys].double()
         shifted = (weights.clamp_min(1e-300).log() + changes).where(weights > 0, -torch.inf)
         sink = (1 - weights.sum()).clamp_min(0.0)  # what a sink takes

@@ -43,16 +43,17 @@ class Terms(NamedTuple):
         """Return the factor of each dot product of a query and a key: a cap leaves less of large ones."""
         if not self.cap:
             return torch.full_like(products, self.scale)
-        capped = self.cap * (self.scale * products / self.cap).tanh()
-        return torch.where(products == 0, self.scale, capped / products)
+        return torch.where(products == 0, self.scale, self._capped(products) / products)
 
     def change(self, products: Tensor, lost: Tensor) -> Tensor:
         """Return by how much logits change where dot products of queries and keys lose a part of them."""
         if not self.cap:
             return -self.factor * lost.double()
-        before = self.scale * products.double()
-        left = before - self.scale * lost.double()
-        return self.cap * ((left / self.cap).tanh() - (before / self.cap).tanh())
+        return self._capped(products - lost.double()) - self._capped(products)
+
+    def _capped(self, products: Tensor) -> Tensor:
+        """Return what the cap leaves of scaled dot products."""
+        return self.cap * (self.scale * products / self.cap).tanh()
 
 
 def dot_of(entry: Entry) -> Dot:
@@ -89,14 +90,11 @@ def terms_of(A: AttentionMatrix, entry: Entry, dot: Dot, i: int, j: int) -> Term
         rule, found = "the query must be allowed to see the key.", f"query {i}, key {j}: hidden by the mask"
         raise OutOfRangeError(rule, found, f"cell=({max(i, j)}, {min(i, j)}), or a key that the mask allows.")
     problem = A.softmax_weights.problem
-    plain = float(problem.q[0, 0, i].double() @ problem.k[0, 0, j].double())
-    product = dot.scale * plain
-    factor = dot.scale
-    if dot.cap:
-        capped = dot.cap * float(torch.tanh(torch.tensor(product / dot.cap, dtype=torch.float64)))
-        factor, product = (capped / plain if plain else dot.scale), capped
-    bias = logit - product if adds_to_products(A, dot) else None
-    return Terms(logit, float(A[i, j]), factor, bias, dot.cap, dot.scale)
+    product = problem.q[0, 0, i].double() @ problem.k[0, 0, j].double()
+    terms = Terms(logit, float(A[i, j]), dot.scale, None, dot.cap, dot.scale)
+    factor = float(terms.factors(product))
+    bias = logit - factor * float(product) if adds_to_products(A, dot) else None
+    return terms._replace(factor=factor, bias=bias)
 
 
 def adds_to_products(A: AttentionMatrix, dot: Dot) -> bool:

@@ -250,6 +250,14 @@ export function isContrast(compare) {
 }
 
 /**
+ * The fields with which the first head and the second one change places; none where there is no second one.
+ *
+ * @param {Pick<State, "entry" | "head" | "second">} state
+ * @returns {Partial<View>}
+ */
+export const swapHeads = ({ entry, head, second }) => (second ? { ...second, second: { entry, head } } : {});
+
+/**
  * The entry of the other recording that has the same place in its model; null where there is none.
  *
  * @param {Info} info

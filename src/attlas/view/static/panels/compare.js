@@ -5,7 +5,7 @@ import { canCompare, canDivide } from "../data/comparable.js";
 import { createColouredList } from "./coloured.js";
 import { getHeadName, getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
-import { findCounterpart, listHeads } from "../data/state.js";
+import { findCounterpart, listHeads, swapHeads } from "../data/state.js";
 import { t } from "../words/words.js";
 
 /** @returns {Option<Compare>[]} */
@@ -103,9 +103,7 @@ export function mountCompare(element, { store, announce, uid }) {
     store.set({ second, compare: second === null ? "none" : compare === "none" ? "side" : compare });
   });
   swapButton.addEventListener("click", () => {
-    const { entry, head, second } = store.state;
-    if (!second) return; // the button is disabled
-    store.set({ entry: second.entry, head: second.head, second: { entry, head } });
+    store.set(swapHeads(store.state));
     announce(t("The two heads are swapped"));
   });
 

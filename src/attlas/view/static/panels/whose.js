@@ -1,5 +1,6 @@
 // Where several heads are shown: of which of them the text and its numbers are.
 
+import { swapHeads } from "../data/state.js";
 import { getHeadName, getMarkedHeadName } from "../data/numbers.js";
 import { make } from "./elements.js";
 import { t } from "../words/words.js";
@@ -14,10 +15,7 @@ export function createWhose(store) {
   const name = make("span");
   const hue = make("i", { class: "hue", "data-hue": "0" });
   const other = make("button", { type: "button", class: "text-button", title: t("The two heads change places, with their texts and numbers") });
-  other.addEventListener("click", () => {
-    const { entry, head, second } = store.state;
-    if (second) store.set({ ...second, second: { entry, head } });
-  });
+  other.addEventListener("click", () => store.set(swapHeads(store.state)));
   const element = make("p", { class: "whose", hidden: true }, hue, name, other);
   const show = (/** @type {State} */ { info, entry, head, second, compare }) => {
     element.hidden = compare === "none" || second === null;
